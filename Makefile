@@ -1,0 +1,49 @@
+# make setup · make learn · make test · make grade · make build
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+NOTEBOOKS ?= $(sort $(wildcard solutions/*.ipynb))
+REPORT ?= build/report
+
+.DEFAULT_GOAL := help
+.PHONY: help setup learn test grade build clean
+
+help:
+	@echo "make setup   create $(VENV) with everything the course needs"
+	@echo "make learn   open the course in JupyterLab"
+	@echo "make test    run every test that needs no GPU"
+	@echo "make grade   grade the whole course with the reference solutions; report in $(REPORT)"
+	@echo "make build   build notebooks/ and solutions/ from lessons/"
+	@echo "make clean   remove what the commands above made, but not $(VENV)"
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is older than 3.11: install a newer one and run make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+learn: setup
+	$(BIN)/fivefold doctor
+	$(BIN)/jupyter lab --LabApp.news_url=None $(if $(filter 0,$(shell id -u)),--allow-root) \
+	  $(LAB_FLAGS) $(firstword $(sort $(wildcard notebooks/*.ipynb)))
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)
+
+grade: setup
+	mkdir -p $(REPORT)
+	$(BIN)/autograde grade $(NOTEBOOKS) \
+	  --json $(REPORT)/report.json --junit $(REPORT)/junit.xml --html $(REPORT)/index.html
+
+build: setup
+	$(BIN)/autograde build
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .hypothesis *.egg-info lib/*.egg-info
