@@ -1,0 +1,366 @@
+"""The process group of a supervised rank: gloo (or NCCL) inside, every operation announced and recorded.
+
+`torch.distributed` reaches a group through the methods below, whether the program calls `dist.all_reduce`, a functional
+collective, DTensor or DDP. So this is the one place that sees them all. Each method describes its operation, hands the
+description to the recorder, and starts the real operation when the recorder lets it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    ReduceScatterOptions,
+    Work,
+)
+
+from fivefold.runtime.ledger import Communication
+from fivefold.runtime.link import Pending, Recorder
+
+
+class WatchedWork(Work):
+    """The handle of an announced operation."""
+
+    def __init__(self, recorder: Recorder, pending: Pending, entry: Communication, result: Any):
+        super().__init__()
+        self._recorder, self._pending, self._entry, self._result = recorder, pending, entry, result
+        self._done = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._done:
+            return True
+        began = self._recorder.clock()
+        self._recorder.wait(self._pending)
+        self._pending.work.wait()
+        self._done = True
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        self._recorder.waited(self._entry, began, caller == "torch.distributed.distributed_c10d")
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done or (self._pending.approved.is_set() and self._pending.work.is_completed())
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._pending.error is None
+
+    def exception(self) -> BaseException | None:
+        return self._pending.error
+
+    def result(self) -> Any:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future:
+        self.wait()
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+    def _source_rank(self) -> int:
+        return self._pending.source if self._pending.source is not None else -1
+
+
+class WatchedGroup(dist.ProcessGroup):
+    """A process group whose operations are announced to `recorder` before they run.
+
+    They run on `make_inner(device_type)`, which is made when a first tensor of that device comes; it answers with the real
+    group and whether tensors must be staged through host memory for it.
+    """
+
+    def __init__(self, recorder: Recorder, rank: int, ranks: list[int], make_inner: Callable[[str], tuple[Any, bool]]):
+        super().__init__(rank, len(ranks))
+        self._recorder, self._ranks = recorder, tuple(ranks)
+        self._make_inner: Callable[[str], tuple[Any, bool]] = make_inner
+        self._inner: dict[str, tuple[Any, bool]] = {}
+        self._called, self._described = "", ""
+        self._sequence = 0
+        self._message_counts: dict[tuple, int] = {}
+
+    def getBackendName(self) -> str:
+        return "gloo"
+
+    def _set_group_name(self, name: str) -> None:
+        self._called = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._described = description
+
+    @property
+    def group_name(self) -> str:
+        return self._called
+
+    @property
+    def group_desc(self) -> str:
+        return self._described
+
+    def getGroupName(self) -> str:
+        return self._called
+
+    def getGroupDesc(self) -> str:
+        return self._described
+
+    def _title(self) -> str:
+        described = self._described if self._described not in ("", "undefined", "default_pg") else ""
+        if len(self._ranks) == dist.get_world_size() and not described:
+            return "world"
+        return described or "group"
+
+    # What each method hands over: the operation's name, its tensors in, its tensors out, and the real call.
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> WatchedWork:
+        opts = opts or AllreduceOptions()
+        return self._collective("all_reduce", tensors, tensors, "allreduce", (tensors, opts), reduce=_reduction(opts))
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> WatchedWork:
+        return self._each([self.allreduce([tensor], _options(AllreduceOptions, opts)) for tensor in tensors], tensors)
+
+    def broadcast(self, tensors: Any, opts: Any) -> WatchedWork:
+        return self._collective("broadcast", tensors, tensors, "broadcast", (tensors, opts), root=opts.rootRank)
+
+    def reduce(self, tensors: Any, opts: Any) -> WatchedWork:
+        options = {"root": opts.rootRank, "reduce": _reduction(opts)}
+        return self._collective("reduce", tensors, tensors, "reduce", (tensors, opts), **options)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
+        arguments = (outputs, inputs, opts or AllgatherOptions())
+        _same_sizes("all_gather", inputs[0], outputs[0])
+        return self._collective("all_gather", inputs, outputs[0], "allgather", arguments)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
+        lists = zip(*outputs, strict=True)
+        return self._each([self.allgather([list(o)], [i]) for o, i in zip(lists, inputs, strict=True)], outputs)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> WatchedWork:
+        _total(output, input.numel() * self.size(), "all_gather", "output", "n times the input's")
+        arguments = (output, input, opts or AllgatherOptions())
+        return self._collective("all_gather", [input], [output], "_allgather_base", arguments)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
+        return self._each([self.all_gather_single(o, i) for o, i in zip(outputs, inputs, strict=True)], outputs)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
+        opts = opts or ReduceScatterOptions()
+        _total(outputs[0], inputs[0][self.rank()].numel(), "reduce_scatter", "output", "that of this rank's piece")
+        return self._collective(
+            "reduce_scatter", inputs[0], outputs, "reduce_scatter", (outputs, inputs, opts), reduce=_reduction(opts)
+        )
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> WatchedWork:
+        opts = opts or ReduceScatterOptions()
+        _total(input, output.numel() * self.size(), "reduce_scatter", "input", "n times the output's")
+        arguments = (output, input, opts)
+        return self._collective(
+            "reduce_scatter", [input], [output], "_reduce_scatter_base", arguments, reduce=_reduction(opts)
+        )
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
+        works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
+        return self._each(works, outputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> WatchedWork:
+        return self._collective("gather", inputs, outputs, "gather", (outputs, inputs, opts), root=opts.rootRank)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> WatchedWork:
+        arguments = (outputs, inputs, opts)
+        size = sum(_bytes(t) for some in inputs for t in some)
+        return self._collective("scatter", outputs, outputs, "scatter", arguments, size=size, root=opts.rootRank)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
+        splits = [t.numel() for t in inputs], [t.numel() for t in outputs]
+        arguments = (outputs, inputs, opts or AllToAllOptions())
+        return self._collective("all_to_all", inputs, outputs, "alltoall", arguments, splits=splits)
+
+    def all_to_all_single(
+        self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> WatchedWork:
+        splits = self._rows(input, input_splits), self._rows(output, output_splits)
+        arguments = (output, input, list(output_splits or []), list(input_splits or []), opts or AllToAllOptions())
+        return self._collective("all_to_all", [input], [output], "alltoall_base", arguments, splits=splits)
+
+    def barrier(self, opts: Any = None) -> WatchedWork:
+        return self._collective("barrier", [], [], "barrier", (BarrierOptions(),))
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        self.barrier().wait()
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> WatchedWork:
+        return self._message("send", tensors, peer, tag)
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> WatchedWork:
+        return self._message("recv", tensors, peer, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> WatchedWork:
+        return self._message("recv", tensors, None, tag)
+
+    # Names that torch renamed in 2.13, under which older releases call the same.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _collective(
+        self, op: str, inputs: Any, outputs: Any, method: str, arguments: tuple, *, size: int | None = None,
+        splits: tuple[list[int], list[int]] = ((), ()), reduce: str | None = None, root: int | None = None,
+    ) -> WatchedWork:  # fmt: skip
+        first = inputs[0] if inputs else None
+        rooted = None if root is None else self._ranks[root]
+        shapes = tuple(tuple(t.shape) for t in inputs[1:]) if op == "reduce_scatter" else ()
+        own = splits[0][self.rank()] * first.element_size() if splits[0] else 0
+        entry = Communication(
+            index=0, op=op, group=self._title(), ranks=self._ranks, sequence=self._sequence,
+            bytes=sum(map(_bytes, inputs)) if size is None else size, dtype=_dtype(first), shape=_shape(first),
+            peer=rooted, splits=tuple(n * first.element_size() for n in splits[0]), own=own,
+        )  # fmt: skip
+        self._sequence += 1
+        agree = (("reduction", reduce), ("root", rooted), ("pieces", shapes or None))
+        extent = _shape(first) if op != "all_to_all" else ()
+        call = {"op": op, "agree": agree, "shape": extent, "sends": splits[0], "receives": splits[1]}
+        return self._start(entry, call, method, arguments, outputs)
+
+    def _message(self, op: str, tensors: Any, peer: int | None, tag: int) -> WatchedWork:
+        other = None if peer is None else self._ranks[peer]
+        key = (op, peer, tag)
+        entry = Communication(
+            index=0, op=op, group=self._title(), ranks=self._ranks, sequence=self._message_counts.get(key, 0),
+            bytes=_bytes(tensors[0]) if op == "send" else 0, dtype=_dtype(tensors[0]), shape=_shape(tensors[0]),
+            peer=other, tag=tag,
+        )  # fmt: skip
+        self._message_counts[key] = entry.sequence + 1
+        call = {"op": op, "peer": other, "tag": tag, "shape": entry.shape}
+        return self._start(entry, call, op, (tensors, peer, tag), tensors)
+
+    def _start(self, entry: Communication, call: dict, method: str, arguments: tuple, result: Any) -> WatchedWork:
+        entry.asynchronous, entry.backward = True, torch._C._current_graph_task_id() != -1
+        entry.line = self._recorder.line()
+        call |= {
+            "group": self.group_name, "name": f"{entry.group} {list(self._ranks)}", "ranks": self._ranks,
+            "line": entry.line, "dtype": entry.dtype,
+        }  # fmt: skip
+
+        def start(source: int | None) -> Any:
+            if method == "recv" and arguments[1] is None:
+                entry.peer = source
+                return self._run(method, (arguments[0], self._ranks.index(source), arguments[2]))
+            return self._run(method, arguments)
+
+        pending = self._recorder.announce(call, entry, start)
+        return WatchedWork(self._recorder, pending, entry, result)
+
+    def _run(self, method: str, arguments: tuple) -> Any:
+        """Start the real operation, on copies in host memory where the tensors live on a GPU that ranks share."""
+        device = _device(arguments) or self._recorder.device
+        if device not in self._inner:
+            self._inner[device] = self._make_inner(device)
+        inner, stage = self._inner[device]
+        if not stage:
+            return getattr(inner, method)(*arguments)
+        staged = [_to_host(argument) for argument in arguments]
+        return _Staged(getattr(inner, method)(*staged), arguments, staged)
+
+    def _rows(self, tensor: torch.Tensor, splits: Any) -> list[int]:
+        """Elements for each rank, from split sizes in rows."""
+        if not splits:
+            if tensor.shape[0] % self.size():
+                raise ValueError(
+                    f"all_to_all without split sizes needs a first dimension that {self.size()} ranks divide, "
+                    f"it is {tensor.shape[0]}: give the split sizes"
+                )
+            splits = [tensor.shape[0] // self.size()] * self.size()
+        if len(splits) != self.size() or sum(splits) != tensor.shape[0]:
+            raise ValueError(
+                f"all_to_all split sizes {list(splits)} must be {self.size()} numbers with the sum {tensor.shape[0]}"
+            )
+        row = tensor[0].numel() if tensor.shape[0] else 0
+        return [n * row for n in splits]
+
+    def _each(self, works: list[WatchedWork], result: Any) -> WatchedWork:
+        """One handle for several operations: waits for all."""
+        for work in works[:-1]:
+            work.wait()
+        works[-1]._result = result
+        return works[-1]
+
+
+class _Staged:
+    """A work on host copies: what it wrote is copied back to the tensors on the device when it has ended."""
+
+    def __init__(self, work: Any, arguments: tuple, staged: list):
+        self.work, self.arguments, self.staged = work, arguments, staged
+
+    def wait(self) -> None:
+        self.work.wait()
+        for device, host in zip(self.arguments, self.staged, strict=True):
+            _copy_back(device, host)
+
+    def is_completed(self) -> bool:
+        return False  # only `wait` copies the result back
+
+
+def _device(value: Any) -> str:
+    """The device type of the first tensor in nested lists, "" where there is none."""
+    for item in value if isinstance(value, list | tuple) else ():
+        device = item.device.type if isinstance(item, torch.Tensor) else _device(item)
+        if device:
+            return device
+    return ""
+
+
+def _to_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    return [_to_host(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _copy_back(device: Any, host: Any) -> None:
+    if isinstance(device, torch.Tensor):
+        device.detach().copy_(host)
+    elif isinstance(device, list | tuple):
+        for one, other in zip(device, host, strict=True):
+            _copy_back(one, other)
+
+
+def _options(kind: type, opts: Any) -> Any:
+    """Options of `kind` with the same reduction as `opts`."""
+    options = kind()
+    if opts is not None:
+        options.reduceOp = opts.reduceOp
+    return options
+
+
+def _reduction(opts: Any) -> str:
+    return str(opts.reduceOp.op if hasattr(opts.reduceOp, "op") else opts.reduceOp).rpartition(".")[2].lower()
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _dtype(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
+
+
+def _shape(tensor: torch.Tensor | None) -> tuple[int, ...]:
+    return () if tensor is None else tuple(tensor.shape)
+
+
+def _total(tensor: torch.Tensor, expected: int, op: str, which: str, what: str) -> None:
+    if tensor.numel() != expected:
+        raise ValueError(f"{op}: the {which} has {tensor.numel()} elements, it must have {expected}: {what}")
+
+
+def _same_sizes(op: str, input: torch.Tensor, outputs: list[torch.Tensor]) -> None:
+    sizes = [output.numel() for output in outputs]
+    if any(size != input.numel() for size in sizes):
+        raise ValueError(f"{op}: every output must have the input's {input.numel()} elements, they have {sizes}")

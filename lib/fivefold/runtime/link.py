@@ -1,0 +1,129 @@
+"""A rank's side of the supervision: every operation is announced, and started when the supervisor says go.
+
+One thread listens for the word "go" and starts the operation, so that an asynchronous one makes progress while the
+program computes; the program's own thread only ever blocks in a wait. Without a supervisor (under `torchrun`) an
+operation starts at once.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fivefold.runtime.ledger import Communication, Wait
+
+LIBRARY = (f"{os.sep}torch{os.sep}", f"fivefold{os.sep}runtime{os.sep}", f"{os.sep}cloudpickle{os.sep}", "<frozen ")
+
+
+class Pending:
+    """An announced operation: `start` is called when it may begin and returns the real work."""
+
+    def __init__(self, start: Callable[[int | None], Any]):
+        self.start = start
+        self.work: Any = None
+        self.error: BaseException | None = None
+        self.source: int | None = None
+        self.approved = threading.Event()
+
+    def go(self, source: int | None) -> None:
+        self.source = source
+        try:
+            self.work = self.start(source)
+        except BaseException as error:
+            self.error = error
+        self.start = None  # frees the tensors it holds
+        self.approved.set()
+
+
+class Recorder:
+    """Writes one rank's ledger and speaks with the supervisor, if there is one."""
+
+    def __init__(self, channel: socket.socket | None, began: float):
+        self.entries: list = []
+        self.phase = ""
+        self.before: Callable[[], None] | None = None
+        self._began = began
+        self._channel = channel
+        self._pending: dict[int, Pending] = {}
+        if channel is not None:
+            threading.Thread(target=self._listen, name="fivefold-link", daemon=True).start()
+
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._began
+
+    def line(self) -> str:
+        """The innermost line outside torch and the runtime, such as "cell [12] line 4: dist.send(x, dst=right)"."""
+        return describe_frame(learner_frame(sys._getframe(1)))
+
+    def announce(self, call: dict, entry: Communication | None, start: Callable[[int | None], Any]) -> Pending:
+        """Announce an operation; `entry` is what the ledger keeps of it."""
+        if self.before is not None and entry is not None:
+            self.before()
+        pending = Pending(start)
+        index = len(self.entries)
+        if entry is not None:
+            entry.index, entry.phase, entry.begin = index, self.phase, self.clock()
+            self.entries.append(entry)
+        if self._channel is None:
+            pending.go(call.get("peer"))
+            return pending
+        call["index"] = pending.index = self._next = getattr(self, "_next", -1) + 1
+        self._pending[pending.index] = pending
+        self._tell({"call": call})
+        return pending
+
+    def wait(self, pending: Pending) -> None:
+        """Block until the operation has started; raises what its start raised."""
+        if not pending.approved.is_set():
+            self._tell({"wait": pending.index})
+            pending.approved.wait()
+        if pending.error is not None:
+            raise pending.error
+
+    def waited(self, entry: Communication, began: float, inside_call: bool) -> None:
+        """Note in the ledger that the program waited for `entry` since `began`."""
+        entry.end = self.clock()
+        if inside_call and entry.index == len(self.entries) - 1:
+            entry.asynchronous = False
+            return
+        if self.before is not None:
+            self.before()
+        self.entries.append(Wait(len(self.entries), entry.index, began, entry.end))
+
+    def _tell(self, message: dict) -> None:
+        self._channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def _listen(self) -> None:
+        with self._channel.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                self._pending.pop(message["go"]).go(message["source"])
+        os._exit(0)  # the supervisor is gone: nobody waits for this rank any more
+
+
+def learner_frame(frame: Any) -> Any:
+    """The innermost frame that belongs neither to torch nor to this package's machinery."""
+    while frame is not None and any(part in frame.f_code.co_filename for part in LIBRARY):
+        frame = frame.f_back
+    return frame
+
+
+def describe_frame(frame: Any) -> str:
+    if frame is None:
+        return ""
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(name, number).strip()
+    if os.sep in name and not name.startswith("<"):
+        name = os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name
+    return f"{CELLS.get(name, name)} line {number}: {text}".rstrip(": ")
+
+
+CELLS: dict[str, str] = {}  # file names of notebook cells, as the kernel knows them -> "cell [12]"

@@ -1,0 +1,156 @@
+"""What happens inside one rank: join the group, call the learner's function, hand back its result and ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from fivefold.runtime import group as groups
+from fivefold.runtime import link, wire
+from fivefold.runtime.ledger import Memory, RankLedger
+from fivefold.runtime.link import Recorder
+from fivefold.runtime.parts import install, remember
+
+NEVER = timedelta(days=1)  # the supervisor ends a run; the group's own time limit must not come first
+
+
+def serve(request: dict, payload: bytes, rank: int, channel: socket.socket, result: int) -> None:
+    """Be rank `rank`: never returns. What is written to `result` is JSON and `wire` bytes, nothing that needs trust."""
+    began = time.monotonic()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # how a timeout report finds out where a rank is
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        report = _report(request, payload, rank, channel, began)
+    except BaseException as error:
+        report = {"failed": _failure(error)}, b""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    header = json.dumps(report[0]).encode()
+    with open(result, "wb") as out:
+        out.write(len(header).to_bytes(8, "big") + header + report[1])
+    while True:
+        signal.pause()  # peers may still be reading from this rank's sockets: the supervisor ends all at once
+
+
+def _report(request: dict, payload: bytes, rank: int, channel: socket.socket, began: float) -> tuple[dict, bytes]:
+    _enter(request, rank)
+    recorder = Recorder(channel, began)
+    recorder.device = request["device"]
+    join(recorder, rank, request["world_size"], request["store"], request["device"])
+    fn, args, parts = _load(payload)
+    install(parts)
+    value, ledger = measured(fn, args, recorder, rank, request["measure"])
+    try:
+        data = wire.encode(value)
+    except TypeError as error:
+        return {"bad_result": str(error)}, b""
+    return {"ledger": ledger.to_dict()}, data
+
+
+def measured(fn: Any, args: tuple, recorder: Recorder, rank: int, measure: bool) -> tuple[Any, RankLedger]:
+    """Call the function; return its value and this rank's ledger, with memory and computation where asked for."""
+    if not measure:
+        return fn(*args), RankLedger(rank, recorder.entries, Memory())
+    from fivefold.runtime.meter import Meter
+
+    with Meter(recorder) as meter:
+        value = fn(*args)
+    return value, RankLedger(rank, recorder.entries, meter.memory)
+
+
+def join(recorder: Recorder, rank: int, world_size: int, store: Any, device: str) -> None:
+    """Initialise the default process group with watched groups in the place of gloo and NCCL."""
+    if isinstance(store, str):
+        store = dist.FileStore(store, world_size)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    watch_groups(recorder, device)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=NEVER)
+
+
+def watch_groups(recorder: Recorder, device: str) -> None:
+    """Let every group that this process makes, whatever backend it asks for, be a `WatchedGroup`."""
+
+    def create(options: Any, _: Any) -> groups.WatchedGroup:
+        ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+
+        def make_inner(kind: str) -> tuple[Any, bool]:
+            shared = kind == "cuda" and options.group_size > 0 and dist.get_world_size() > torch.cuda.device_count()
+            store = dist.PrefixStore(kind, options.store)
+            if kind == "cuda" and not shared:
+                return dist.ProcessGroupNCCL(store, options.group_rank, options.group_size), False
+            return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=NEVER), kind == "cuda"
+
+        return groups.WatchedGroup(recorder, options.group_rank, ranks, make_inner)
+
+    dist.Backend.register_backend("fivefold", create, extended_api=True, devices=["cpu", "cuda"])
+    c10d.BackendConfig.get_device_backend_map = lambda self: dict.fromkeys(("cpu", "cuda"), "fivefold")
+    c10d._store_based_barrier = lambda *args, **kwargs: None
+    make = c10d._new_process_group_helper
+
+    def announce(
+        size: int, rank: Any, ranks: list[int], backend: Any, store: Any, name: Any, *args: Any, **kwargs: Any
+    ):
+        if dist.is_initialized():  # not the default group itself
+            _announce_group(recorder, ranks, str(name), kwargs.get("group_desc"))
+        return make(size, rank, ranks, backend, store, name, *args, **kwargs)
+
+    c10d._new_process_group_helper = announce
+
+
+def _announce_group(recorder: Recorder, ranks: list[int], name: str, described: str | None) -> None:
+    """Making a group takes all ranks of the world, in the same order, members or not."""
+    world = tuple(range(dist.get_world_size())) if name.isdigit() else tuple(ranks)
+    call = {
+        "op": "new_group", "group": f"new_group {'' if name.isdigit() else name}", "name": "world", "ranks": world,
+        "line": recorder.line(), "agree": (("ranks", tuple(ranks)),),
+    }  # fmt: skip
+    recorder.wait(recorder.announce(call, None, lambda source: None))
+
+
+def _enter(request: dict, rank: int) -> None:
+    """The caller's folder, environment and import path, and the names that torchrun would set."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    size = str(request["world_size"])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {"FIVEFOLD_RANK": str(rank)}
+    sys.path[:] = request["path"]
+    with contextlib.suppress(OSError):
+        os.chdir(request["folder"])
+    torch.set_num_threads(request["threads"])
+    for name, (label, code) in request["cells"].items():
+        remember(name, code)
+        link.CELLS[name] = label
+
+
+def _load(payload: bytes) -> tuple[Any, tuple, dict]:
+    import cloudpickle
+
+    return cloudpickle.loads(payload)
+
+
+def _failure(error: BaseException) -> dict:
+    """The exception as text, with the learner's lines; frames of the launcher and of the handle are left out."""
+    frames = traceback.TracebackException.from_exception(error)
+    item: traceback.TracebackException | None = frames
+    while item is not None:
+        kept = [f for f in item.stack if not any(part in f.filename for part in link.LIBRARY[1:])]
+        for frame in kept:
+            frame.filename = link.CELLS.get(frame.filename, frame.filename)
+        item.stack = traceback.StackSummary.from_list(kept)
+        item = item.__cause__ or item.__context__
+    return {"kind": type(error).__name__, "message": str(error), "traceback": "".join(frames.format())}
