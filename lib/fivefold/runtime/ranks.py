@@ -14,6 +14,7 @@ happens to a run, none of its processes is left.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import linecache
 import math
 import os
@@ -21,7 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,22 @@ def start() -> None:
     threading.Thread(target=_server, daemon=True).start()
 
 
+@contextlib.contextmanager
+def launched_through(wrap: Callable[[list[str]], list[str]]) -> Iterator[None]:
+    """Within it, ranks descend from a fork server whose command line `wrap` has changed, such as to a sandbox's.
+
+    The process that calls `run` stays outside: it sees of the ranks what they print and plain data.
+    """
+    global _wrap
+    close_server()
+    _wrap, before = wrap, _wrap
+    try:
+        yield
+    finally:
+        close_server()
+        _wrap = before
+
+
 def _follow(connection: socket.socket, world_size: int, echo: bool) -> Run:
     """Print output as it comes until the verdict; leaving early (an interrupt) closes the socket, which ends the run."""
     output: list[tuple[int, str]] = []
@@ -134,7 +151,7 @@ class _ForkServer:
         environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-c", "from fivefold.runtime.forkserver import main; main()", str(far.fileno())]
         self.process = subprocess.Popen(
-            command,
+            _wrap(command),
             pass_fds=[far.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -163,6 +180,7 @@ class _ForkServer:
                 self.process.kill()
 
 
+_wrap: Callable[[list[str]], list[str]] = lambda command: command  # noqa: E731
 _lock = threading.Lock()
 _current: list[_ForkServer] = []
 
@@ -177,9 +195,12 @@ def _server() -> _ForkServer:
 
 
 @atexit.register
-def _close() -> None:
-    for server in _current:
-        server.close()
+def close_server() -> None:
+    """End the fork server, if there is one; the next run starts another."""
+    with _lock:
+        for server in _current:
+            server.close()
+        _current.clear()
 
 
 def _loopback() -> str:
