@@ -21,7 +21,8 @@ class LaunchError(RunError, ValueError):
 class RankFailed(RunError):
     """An exception on a rank: the first real one, with that rank's traceback.
 
-    `rank` raised first, `ranks` are all that raised the same, `kind` is the exception's class name, `traceback` its text.
+    `rank` raised first, `ranks` are all that raised the same, `kind` is the name of the exception's class, `traceback`
+    its text.
     """
 
     def __init__(self, rank: int, kind: str, message: str, traceback: str, ranks: tuple[int, ...]):

@@ -1,14 +1,15 @@
 """The fork server: a process with torch loaded, from which each run's supervisor, and from it its ranks, are forked.
 
-It belongs to one caller and ends with it: when the caller's end of the control socket closes, however the caller died,
-everything that was forked here is killed. It is the reaper of every orphan below it, so a process that a rank started in
-a session of its own does not outlive the run either.
+It belongs to one caller and ends with it: when the caller's end of the control socket closes, however the caller
+died, everything that was forked here is killed. It is the reaper of every orphan below it, so a process that a rank
+started in a session of its own does not outlive the run either.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import selectors
 import shutil
@@ -18,6 +19,8 @@ import sys
 import tempfile
 
 from fivefold.runtime import processes, supervisor
+
+IDLE = 0.3  # seconds without a run after which the server loads one more module that runs may want
 
 
 def main() -> None:
@@ -35,8 +38,12 @@ def main() -> None:
     with selectors.DefaultSelector() as ready:
         ready.register(control, selectors.EVENT_READ)
         ready.register(wake, selectors.EVENT_READ)
+        later = list(supervisor.LATER)
         while True:
-            for key, _ in ready.select():
+            events = ready.select(IDLE if later else None)
+            if not events:
+                importlib.import_module(later.pop(0))
+            for key, _ in events:
                 if key.fileobj == wake:
                     os.read(wake, 4096)
                     _reap(folders)

@@ -74,8 +74,8 @@ class WatchedWork(Work):
 class WatchedGroup(dist.ProcessGroup):
     """A process group whose operations are announced to `recorder` before they run.
 
-    They run on `make_inner(device_type)`, which is made when a first tensor of that device comes; it answers with the real
-    group and whether tensors must be staged through host memory for it.
+    They run on `make_inner(device_type)`, which is made when a first tensor of that device comes; it answers with the
+    real group and whether tensors must be staged through host memory for it.
     """
 
     def __init__(self, recorder: Recorder, rank: int, ranks: list[int], make_inner: Callable[[str], tuple[Any, bool]]):
@@ -88,7 +88,7 @@ class WatchedGroup(dist.ProcessGroup):
         self._message_counts: dict[tuple, int] = {}
 
     def getBackendName(self) -> str:
-        return "gloo"
+        return "fivefold"  # "gloo" would make DDP's C++ side look for a C++ gloo group in here
 
     def _set_group_name(self, name: str) -> None:
         self._called = name
@@ -114,7 +114,7 @@ class WatchedGroup(dist.ProcessGroup):
         described = self._described if self._described not in ("", "undefined", "default_pg") else ""
         if len(self._ranks) == dist.get_world_size() and not described:
             return "world"
-        return described or "group"
+        return described or f"group {self._called}"
 
     # What each method hands over: the operation's name, its tensors in, its tensors out, and the real call.
 

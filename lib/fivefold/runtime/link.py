@@ -17,9 +17,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fivefold.runtime.ledger import Communication, Wait
 
-LIBRARY = (f"{os.sep}torch{os.sep}", f"fivefold{os.sep}runtime{os.sep}", f"{os.sep}cloudpickle{os.sep}", "<frozen ")
+RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
+LIBRARY = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, RUNTIME, "<frozen ")  # not the learner's lines
 
 
 class Pending:
@@ -111,7 +114,7 @@ class Recorder:
 
 def learner_frame(frame: Any) -> Any:
     """The innermost frame that belongs neither to torch nor to this package's machinery."""
-    while frame is not None and any(part in frame.f_code.co_filename for part in LIBRARY):
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
         frame = frame.f_back
     return frame
 

@@ -1,7 +1,7 @@
 """Matching: does every operation of a run meet its counterparts on the other ranks?
 
-The referee hears of each operation before it is executed. It says "go" when all that take part have called it and agree,
-so a disagreement is a report instead of garbage, and a deadlock is seen the moment it exists: every unfinished rank
+The referee hears of each operation before it is executed. It says "go" when all that take part have called it and
+agree, so a disagreement is a report instead of garbage, and a deadlock is seen the moment it exists: every unfinished rank
 waits for an operation that nobody can match any more. It knows nothing of processes; the supervisor feeds it.
 """
 
@@ -123,7 +123,8 @@ class Referee:
         idle = sorted(self.finished)
         if idle:
             text.append(f"  {_ranks(idle)}   finished")
-        return "\n".join([*text, _advice(calls, idle)])
+        needed = {rank for c in calls for rank in ([c.peer] if c.op in ("send", "recv") else c.ranks)}
+        return "\n".join([*text, _advice(calls, bool(needed & self.finished))])
 
     def _why(self, call: Call) -> str:
         if call.op in ("send", "recv"):
@@ -198,14 +199,16 @@ def _message_disagreement(send: Call, receive: Call) -> str:
     return "\n".join([*text, "A receive needs a buffer of the size and dtype of what is sent."])
 
 
-def _advice(calls: list[Call], finished: list[int]) -> str:
+def _advice(calls: list[Call], finished: bool) -> str:
     ops = {call.op for call in calls}
     if ops == {"send"} and not finished:
         return "Everyone sends first, so nobody receives. Let one rank receive first, or start both and wait for both."
     if ops == {"recv"} and not finished:
         return "Everyone receives first, so nobody sends. Let one rank send first, or start both and wait for both."
     if finished:
-        return "A rank that has finished cannot take part. Does every rank make the same calls, however little it has to do?"
+        return (
+            "A rank that has finished cannot take part. Does every rank make the same calls, however little its work?"
+        )
     if len(ops) > 1 or len({call.group for call in calls}) > 1:
         return "Each waits for a call that the other makes only later. Do all ranks make their calls in the same order?"
     return "Does every rank of the group make this call?"

@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every orphan among one's descendants (Linux; elsewhere the system's init keeps that part)."""
+    """Become the parent of every orphan among one's descendants (Linux; elsewhere init gets them)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

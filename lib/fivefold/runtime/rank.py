@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,8 @@ def serve(request: dict, payload: bytes, rank: int, channel: socket.socket, resu
     began = time.monotonic()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # how a timeout report finds out where a rank is
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # torch renames some collectives; a learner may use either name, and need not read about it n times a run.
+    warnings.filterwarnings("ignore", message=r".*deprecated. Please use .*_single", category=FutureWarning)
     try:
         report = _report(request, payload, rank, channel, began)
     except BaseException as error:
@@ -148,7 +151,7 @@ def _failure(error: BaseException) -> dict:
     frames = traceback.TracebackException.from_exception(error)
     item: traceback.TracebackException | None = frames
     while item is not None:
-        kept = [f for f in item.stack if not any(part in f.filename for part in link.LIBRARY[1:])]
+        kept = [f for f in item.stack if not f.filename.startswith(link.LIBRARY[1:])]
         for frame in kept:
             frame.filename = link.CELLS.get(frame.filename, frame.filename)
         item.stack = traceback.StackSummary.from_list(kept)

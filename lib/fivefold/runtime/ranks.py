@@ -7,8 +7,8 @@
 
     run(hello, 4).results        # [0, 1, 2, 3]
 
-Ranks are fresh processes, forked from a server that has torch loaded, so a run starts in a fraction of a second. Whatever
-happens to a run, none of its processes is left.
+Ranks are fresh processes, forked from a server that has torch loaded, so a run starts in a fraction of a second.
+Whatever happens to a run, none of its processes is left.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def run(
     threads: int = 1,
     echo: bool = True,
 ) -> Run:
-    """Call `fn(*args)` on `world_size` fresh ranks, inside an initialised process group, and collect what they return.
+    """Call `fn(*args)` on `world_size` fresh ranks inside an initialised process group, and collect what they return.
 
-    `fn` and `args` may be defined in a notebook. `device` is "cpu" or "cuda": one rank a GPU, ranks share GPUs where there
-    are fewer. `timeout` is in seconds. `parts` maps dotted ids such as "tensor.RowLinear" to what stands in for the
-    library's function on every rank, None for a stub. `measure` adds memory and computation to the ledger. `threads` is
-    the number of CPU threads of a rank. `echo` prints what ranks print, by line, with the rank before it.
+    `fn` and `args` may be defined in a notebook. `device` is "cpu" or "cuda": one rank a GPU; where there are fewer GPUs
+    than ranks, ranks share them. `timeout` is in seconds. `parts` maps dotted ids such as "tensor.RowLinear" to what
+    stands in for the library's function on every rank, None for a stub. `measure` adds memory and computation to the
+    ledger. `threads` is the number of CPU threads of a rank. `echo` prints what ranks print, by line, with the rank
+    before it.
 
     Raises a `RunError`: `RankFailed`, `RankKilled`, `Deadlock`, `Mismatch`, `RunTimeout`, `BadResult`, or `LaunchError`
     for wrong arguments. Under `torchrun` this process is one of the ranks, and every rank gets all results.
@@ -105,7 +106,7 @@ def launched_through(wrap: Callable[[list[str]], list[str]]) -> Iterator[None]:
 
 
 def _follow(connection: socket.socket, world_size: int, echo: bool) -> Run:
-    """Print output as it comes until the verdict; leaving early (an interrupt) closes the socket, which ends the run."""
+    """Print output as it comes, until the verdict. Leaving early closes the socket, which ends the run."""
     output: list[tuple[int, str]] = []
     while True:
         try:

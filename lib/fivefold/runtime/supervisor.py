@@ -18,11 +18,20 @@ from typing import Any
 
 from fivefold.runtime import processes
 from fivefold.runtime.frames import read_frame, write_frame
+from fivefold.runtime.link import LIBRARY
 from fivefold.runtime.matching import Call, Disagreement, Referee, Stuck, table
 
 OUTPUT_LIMIT = 2_000_000  # bytes of output kept of a rank; more is read and dropped
 GRACE = 0.25  # seconds in which other ranks may still raise the same error
 FRAME_LIMIT = 1 << 34
+
+LATER = (  # loaded while the fork server is idle, so that ranks which use them need not
+    "torch.utils.flop_counter",
+    "torch.utils.checkpoint",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+)
 
 
 def preload() -> None:
@@ -273,7 +282,7 @@ class Supervisor:
             rank.text += _read(rank.output)
         text, rank.text = rank.text.decode(errors="replace"), before
         for line in text.splitlines():
-            if line.startswith('  File "') and "/torch/" not in line and "fivefold/runtime/" not in line:
+            if line.startswith('  File "') and not line[8:].startswith(LIBRARY):
                 return _cell(line.strip(), self.request["cells"])
         return ""
 

@@ -1,7 +1,7 @@
 """Plain data and tensors to bytes and back, in a format that cannot execute code.
 
-What a rank returns crosses a process boundary. Pickle would let a rank run anything in the process that reads it, so the
-structure travels as JSON and the tensors as safetensors.
+What a rank returns crosses a process boundary. Pickle would let a rank run anything in the process that reads it, so
+the structure travels as JSON and the tensors as safetensors.
 """
 
 from __future__ import annotations
