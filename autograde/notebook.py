@@ -19,14 +19,18 @@ class CannotRead(ValueError):
 
 
 def read_notebook(path: str | Path, keep_outputs: bool = False) -> NotebookNode:
-    """The notebook at `path`, in format 4.5, valid, and without outputs unless they are wanted.
+    """The notebook at `path`, in format 4.5 and valid. Raises CannotRead, with one line, for whatever is wrong."""
+    return parse_notebook(_bytes(Path(path)), str(path), keep_outputs)
+
+
+def parse_notebook(data: bytes, name: str, keep_outputs: bool = False) -> NotebookNode:
+    """The notebook that a file called `name` holds, without outputs unless they are wanted.
 
     Outputs are left out first: they are the part that other tools write, and a damaged one must not cost the learner
-    the whole notebook. Raises CannotRead, with one line that names the file, for whatever else is wrong.
+    the whole notebook. Raises CannotRead, with one line that begins with `name`.
     """
-    path = Path(path)
     try:
-        notebook = _parse(path, _text(path))
+        notebook = _parse(name, data)
         if not keep_outputs:
             _clear_outputs(notebook)
         with _quiet():
@@ -36,10 +40,10 @@ def read_notebook(path: str | Path, keep_outputs: bool = False) -> NotebookNode:
     except CannotRead:
         raise
     except nbformat.ValidationError as error:
-        raise CannotRead(f"{path} is not a valid notebook ({_first_line(error.message)}): download it again") from None
+        raise CannotRead(f"{name} is not a valid notebook ({_first_line(error.message)}): download it again") from None
     except Exception as error:
         # Hostile input fails in places that nobody lists: an object where a list belongs, a key that is missing.
-        raise CannotRead(f"{path} is not a valid notebook ({_first_line(error)}): download it again") from None
+        raise CannotRead(f"{name} is not a valid notebook ({_first_line(error)}): download it again") from None
     return notebook
 
 
@@ -58,7 +62,7 @@ def cell_label(notebook: NotebookNode, index: int) -> str:
     return f"code cell {sum(cell.cell_type == 'code' for cell in notebook.cells[: index + 1])}"
 
 
-def _text(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
         if path.is_dir():
             raise CannotRead(f"{path} is a folder: name the notebooks in it")
@@ -67,33 +71,31 @@ def _text(path: Path) -> str:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise CannotRead(f"{path} has {size / 1e6:.0f} MB, more than {MAX_BYTES / 1e6:.0f} MB: clear its outputs")
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes()
     except FileNotFoundError:
         raise CannotRead(f"{path} does not exist") from None
     except OSError as error:
         raise CannotRead(f"{path} cannot be opened: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CannotRead(f"{path} is not a notebook (it is not text in UTF-8): download it again") from None
 
 
-def _parse(path: Path, text: str) -> NotebookNode:
-    if not text.strip():
-        raise CannotRead(f"{path} is empty: download it again")
+def _parse(name: str, data: bytes) -> NotebookNode:
     try:
-        data = json.loads(text)
+        text = data.decode("utf-8-sig")
+        content = json.loads(text)
         # A lone half of a surrogate pair is legal JSON and cannot be written to a file or a socket again.
-        json.dumps(data, ensure_ascii=False).encode("utf-8")
+        json.dumps(content, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
-        where = (
-            f"line {error.lineno}: {text[error.pos : error.pos + 1]!r}" if error.pos < len(text) else "it is cut short"
-        )
-        raise CannotRead(f"{path} is not a notebook ({where}): download it again") from None
+        wrong = text[error.pos : error.pos + 1]
+        where = f"line {error.lineno}: {wrong!r}" if wrong else "it is cut short" if text.strip() else "it is empty"
+        raise CannotRead(f"{name} is not a notebook ({where}): download it again") from None
+    except UnicodeDecodeError:
+        raise CannotRead(f"{name} is not a notebook (it is not text in UTF-8): download it again") from None
     except (ValueError, RecursionError) as error:
-        raise CannotRead(f"{path} is not a notebook ({_first_line(error)}): download it again") from None
-    if not isinstance(data, dict) or not isinstance(data.get("cells", data.get("worksheets")), list):
-        raise CannotRead(f"{path} is not a notebook (it has no list of cells): download it again")
+        raise CannotRead(f"{name} is not a notebook ({_first_line(error)}): download it again") from None
+    if not isinstance(content, dict) or not isinstance(content.get("cells", content.get("worksheets")), list):
+        raise CannotRead(f"{name} is not a notebook (it has no list of cells): download it again")
     with _quiet():
-        return nbformat.convert(nbformat.reader.reads(json.dumps(data)), 4)
+        return nbformat.convert(nbformat.reader.reads(json.dumps(content)), 4)
 
 
 def _clear_outputs(notebook: NotebookNode) -> None:

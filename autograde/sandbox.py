@@ -40,7 +40,7 @@ def sandboxed(command: list[str], folder: Path, readable: tuple[Path, ...] = ())
     """The command line that runs `command` in a sandbox where only `folder` can be written, and the paths `readable`
     can be read as well. Raises NoSandbox where that is not possible."""
     require()
-    return [*_bubblewrap(), *_view(readable), *_writable(folder), "--", *command]
+    return [*_bubblewrap(), *_view(readable), *_writable(folder), "--", *_limited(), *command]
 
 
 def require() -> None:
@@ -93,7 +93,12 @@ def _view(readable: tuple[Path, ...]) -> list[str]:
     arguments += ["--dir", "/tmp/home", "--ro-bind-try", "/sys/devices/system", "/sys/devices/system"]
     for place in dict.fromkeys([*_environment(), *readable]):
         arguments += ["--ro-bind", str(place), str(place)]
-    return [*arguments, "--chdir", "/tmp"]
+    return arguments
+
+
+def _limited() -> list[str]:
+    """No core dumps, no file that fills a disk, and an end to a fork bomb (the guard counts processes for root)."""
+    return ["prlimit", "--core=0", f"--fsize={DISK}", "--nproc=4096"] if shutil.which("prlimit") else []
 
 
 def _shown(place: str) -> list[str]:
