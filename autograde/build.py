@@ -21,8 +21,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_
 
 from autograde import discover
 from autograde.definitions import without_magics
-from autograde.exercise import with_markers
-from autograde.lesson import LESSONS, ROOT, Cell, LessonError, read_lesson, slug
+from autograde.exercise import ROOT, with_markers
+from autograde.exercise import source as library_source
+from autograde.lesson import LESSONS, Cell, LessonError, read_lesson, slug
 
 NOTEBOOKS = "[0-9][0-9]_*.ipynb"
 NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
@@ -182,14 +183,14 @@ def _exercise(cell: Cell, defined: set[str]) -> str:
     if cell.source.strip() != f"from fivefold.{module} import {name}":
         raise cell.error(f"an exercise cell is its import and no more: from fivefold.{module} import {name}")
     try:
-        source = discover.definition(cell.id).source.rstrip("\n")
+        source = library_source(cell.id, cell.root).rstrip("\n")
         if missing := sorted(_needed(source) - _bound(source) - defined):
             raise cell.error(f"{cell.id} uses {', '.join(missing)}: import or define that in an earlier cell")
         return _with_bug(cell, source) if cell.bug else with_markers(source).rstrip("\n")
     except LessonError:
         raise
-    except ValueError as error:
-        raise cell.error(f"{error}") from None
+    except (ValueError, LookupError) as error:
+        raise cell.error(str(error)) from None
 
 
 def _with_bug(cell: Cell, source: str) -> str:

@@ -1,7 +1,7 @@
-"""What exercises there are, and how the source of one is divided between its learner and its author.
+"""What exercises there are, the library source that each is about, and what of it is the learner's to write.
 
 An exercise is found in a lesson, by its cell; its points and properties come from its check, its hints from its
-misconceptions.
+misconceptions. The library's source is read as text: finding it imports nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import ast
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autograde import discover
-from autograde.lesson import LESSONS, ROOT, read_lesson
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,9 @@ class Exercise:
 
 def exercises(root: Path = ROOT) -> list[Exercise]:
     """Every exercise, in the order of the course. Raises LessonError for an exercise that has no check."""
+    from autograde import discover
+    from autograde.lesson import LESSONS, read_lesson  # loads jupytext, which most that need a source do not
+
     found = []
     for path in sorted((root / "lessons").glob(LESSONS)):
         for cell in read_lesson(path):
@@ -44,19 +46,109 @@ def exercises(root: Path = ROOT) -> list[Exercise]:
     return found
 
 
+def locate(exercise: str, root: Path = ROOT) -> tuple[Path, str]:
+    """The file of the library that defines an exercise, and the name it has there.
+
+    A package may take the name from one of its modules. Raises LookupError where the library has no such definition.
+    """
+    module, _, name = exercise.rpartition(".")
+    if module and (file := _module_file(f"fivefold.{module}", root)):
+        if where := _definition(file, f"fivefold.{module}", name, root):
+            return where
+    raise LookupError(f"there is no {exercise} in lib/fivefold: give the dotted path of a function or class")
+
+
+def source(exercise: str, root: Path = ROOT) -> str:
+    """The text of an exercise in the library: the definition, after the private helpers that it alone uses.
+
+    Those are the private definitions that stand directly before it and that nothing else in the module names.
+    """
+    file, name = locate(exercise, root)
+    text = file.read_text(encoding="utf-8")
+    body = ast.parse(text).body
+    last = next(i for i, node in enumerate(body) if name in _names(node))
+    first = last
+    while first and _is_private(body[first - 1]) and _only_used_within(body, first - 1, last):
+        first -= 1
+    lines = text.splitlines()
+    return "\n".join(lines[_first_line(body[first], lines) : body[last].end_lineno]) + "\n"
+
+
 def with_markers(text: str) -> str:
     """The same program with nbgrader's solution markers around the body of every function and method.
 
     Decorators, signatures, docstrings and what else stands in a class stay outside, so they stay for the learner.
-    Raises ValueError for a function whose body stands on the line of its signature.
+    Raises ValueError where there is no body to take out, or one that stands on the line of its signature.
     """
     lines = text.splitlines()
-    for node in reversed(_functions(ast.parse(text).body)):
-        if body := _body(node):
-            begin, end = _span(node, body, lines)
-            margin = " " * body[0].col_offset
-            lines[begin:end] = [f"{margin}### BEGIN SOLUTION", *lines[begin:end], f"{margin}### END SOLUTION"]
+    bodies = [(node, body) for node in _functions(ast.parse(text).body) if (body := _body(node))]
+    if not bodies:
+        raise ValueError("this leaves a learner nothing to write: an exercise has a function or a method")
+    for node, body in reversed(bodies):
+        begin, end = _span(node, body, lines)
+        margin = " " * body[0].col_offset
+        lines[begin:end] = [f"{margin}### BEGIN SOLUTION", *lines[begin:end], f"{margin}### END SOLUTION"]
     return "\n".join(lines) + "\n"
+
+
+def _module_file(module: str, root: Path) -> Path | None:
+    path = root / "lib" / Path(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def _definition(file: Path, module: str, name: str, root: Path) -> tuple[Path, str] | None:
+    """Where `name` of `module` is defined: in `file`, or in the module of the library that it is imported from."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return file, name
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    origin = _absolute(node, module, file)
+                    other = _module_file(origin, root)
+                    return _definition(other, origin, alias.name, root) if other else None
+    return None
+
+
+def _absolute(node: ast.ImportFrom, module: str, file: Path) -> str:
+    """The module that an import names, with the dots of a relative one resolved."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".")
+    parts = parts[: len(parts) - node.level + (file.name == "__init__.py")]
+    return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _names(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _is_private(node: ast.stmt) -> bool:
+    names = _names(node)
+    return bool(names) and all(name.startswith("_") and not name.endswith("__") for name in names)
+
+
+def _only_used_within(body: list[ast.stmt], helper: int, last: int) -> bool:
+    """Whether the definitions after `helper`, up to `last`, use it, and the rest of the module does not."""
+    names = _names(body[helper])
+    inside = any(_uses(node, names) for node in body[helper + 1 : last + 1])
+    return inside and not any(_uses(node, names) for node in body[:helper] + body[last + 1 :])
+
+
+def _uses(node: ast.stmt, names: set[str]) -> bool:
+    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+
+
+def _first_line(node: ast.stmt, lines: list[str]) -> int:
+    """Index of the line a definition begins on, with its decorators and the comment directly on top of it."""
+    line = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))]) - 1
+    while line and lines[line - 1].startswith("#"):
+        line -= 1
+    return line
 
 
 def _functions(body: list[ast.stmt]) -> list[ast.FunctionDef]:
@@ -82,7 +174,7 @@ def _is_constant(node: ast.stmt) -> bool:
 
 def _span(node: ast.FunctionDef, body: list[ast.stmt], lines: list[str]) -> tuple[int, int]:
     """Where `body` begins and ends in `lines`, with the comments above and below it."""
-    begin = min([body[0].lineno, *(d.lineno for d in getattr(body[0], "decorator_list", ()))]) - 1
+    begin = min([body[0].lineno, *(decorator.lineno for decorator in getattr(body[0], "decorator_list", ()))]) - 1
     if lines[begin][: body[0].col_offset].strip():
         raise ValueError(f"{node.name} has its body on the line of its signature: put it on the next one")
     margin = lines[begin][: body[0].col_offset]

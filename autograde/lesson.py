@@ -12,7 +12,6 @@ from pathlib import Path
 import jupytext
 from nbformat.notebooknode import NotebookNode
 
-ROOT = Path(__file__).resolve().parent.parent
 LESSONS = "[0-9][0-9]_*.py"
 ROLES = ("exercise", "question", "check")
 KEPT = ("tags", "jupyter")  # metadata that readers of notebooks know, and that says nothing of the solution
@@ -36,6 +35,11 @@ class Cell:
     role: str = ""
     id: str = ""
     bug: str = ""
+
+    @property
+    def root(self) -> Path:
+        """The project that the lesson belongs to."""
+        return self.path.parent.parent
 
     def error(self, message: str) -> LessonError:
         return LessonError(f"{self.path.parent.name}/{self.path.name}:{self.line}: {message}")
