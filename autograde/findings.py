@@ -1,0 +1,105 @@
+"""From trials to findings: let the check judge each, turn failures into words, and merge all into one row a property."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from fivefold.runtime.errors import BadResult, LaunchError, RankFailed, RankKilled, RunError, RunTimeout
+
+from autograde.difference import which_ranks
+from autograde.verdict import Finding, in_words, numbered
+
+if TYPE_CHECKING:
+    from autograde.check import Check
+    from autograde.trial import Trial
+
+OUTSIDE = "The check stumbled over what your solution gave back. Is it of the kind that the docstring says?"
+
+
+def judge(check: Check, trial: Trial) -> list[Finding]:
+    """The check's findings; where a trial has no outcome, or one that cannot be judged, all its properties fail."""
+    asked = tuple(trial.case.properties or check.points)
+    if trial.error is not None:
+        seen, detail = report(trial.error, trial.case.world_size)
+        return _stopped(asked, seen, detail)
+    try:
+        findings = list(check.judge(trial.case, trial.outcomes, trial.ledger))
+    except Exception as error:
+        return _stopped(asked, "what came back could not be judged", f"{type(error).__name__}: {error}")
+    unknown = [finding.property for finding in findings if finding.property not in check.points]
+    if unknown:
+        raise ValueError(f"{type(check).__name__} judged {unknown[0]}, which has no points")
+    return findings
+
+
+def report(error: RunError, world_size: int) -> tuple[str, str]:
+    """A failed run as a headline and what there is below it."""
+    if isinstance(error, RankFailed):
+        message = f": {error.message.splitlines()[0]}" if error.message else ""
+        own = _own_frames(error.traceback)
+        detail = own if 'File "' in own else OUTSIDE
+        return f"{error.kind} on {which_ranks(error.ranks, world_size)}{message}", detail
+    text = (
+        re.sub(r"result\[\d+\]\['outcome'\]", "the outcome", str(error)) if isinstance(error, BadResult) else str(error)
+    )
+    headline, _, rest = text.partition("\n")
+    return headline, rest
+
+
+def merge(points: Mapping[str, float], trials: Iterable[Trial]) -> list[Finding]:
+    """One finding a property: the first that failed, or what all of them say together."""
+    trials = list(trials)
+    return [_merged(name, [(t, f) for t in trials for f in t.findings if f.property == name]) for name in points]
+
+
+def state_of(findings: list[Finding], trials: list[Trial]) -> str:
+    """The verdict's state."""
+    if any(trial.unsolved for trial in trials):
+        return "unsolved"
+    if all(finding.passed for finding in findings):
+        return "passed"
+    errors = [trial.error for trial in trials if trial.error is not None]
+    for kind, state in ((LaunchError, "cannot be graded"), (RunTimeout, "timed out"), (RankKilled, "crashed")):
+        if any(isinstance(error, kind) for error in errors):
+            return state
+    return "crashed" if any(type(error) is RunError for error in errors) else "failed"
+
+
+def _merged(name: str, rows: list[tuple[Trial, Finding]]) -> Finding:
+    for trial, finding in rows:
+        if finding.passed is False:
+            hidden = "hidden case: " if trial.level == "hidden" else ""
+            first, *rest = (finding.detail or "with").split("\n")
+            detail = "\n".join([f"{first} ({hidden}{trial.case})", *rest])
+            return Finding(name, False, finding.seen, detail, finding.look, finding.error)
+    if not rows:
+        return Finding(name, None, "not reached")
+    if any(finding.passed is None for _, finding in rows):
+        return next(finding for _, finding in rows if finding.passed is None)
+    errors = [finding.error for _, finding in rows if finding.error is not None]
+    if not errors:
+        return rows[0][1]
+    cases = {id(trial): trial.case for trial, _ in rows}
+    sizes = sorted({case.world_size for case in cases.values()})
+    worst = max(errors)
+    detail = f"largest error {worst:.0e}" if worst else "exact"
+    return Finding(name, True, f"{in_words(sizes)} ranks, {numbered(len(cases), 'case')}", detail, error=worst)
+
+
+def _stopped(asked: tuple[str, ...], seen: str, detail: str) -> list[Finding]:
+    return [Finding(asked[0], False, seen, detail), *(Finding(name, None, "not reached") for name in asked[1:])]
+
+
+def _own_frames(traceback: str) -> str:
+    """A traceback without the frames of the check itself."""
+    kept, inside = [], False
+    for line in traceback.rstrip().splitlines():
+        if line.startswith('  File "'):
+            inside = "/autograde/" in line.partition('", line')[0]
+        elif not line.startswith("    "):
+            inside = False
+        if not inside:
+            kept.append(line)
+    return "\n".join(kept)

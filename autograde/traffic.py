@@ -1,0 +1,156 @@
+"""Judge what ranks sent: the ledger against the calls that were allowed.
+
+A check lists the calls it expects and everything else on the ledger is one too many. Barriers move no data and are not
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fivefold.runtime.ledger import Communication, Ledger
+
+from autograde.verdict import Finding, in_words
+
+NOUNS = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of one operation that every rank is to make; a number can also be a sequence with one for each rank.
+
+    `bytes` is what a rank hands in at each call, as `Communication.bytes`; None accepts any size. `groups` are the groups
+    in which the call may be made, as sequences of global ranks; None is the group of all ranks. A message (send, recv) is
+    between two ranks, whatever the group.
+    """
+
+    op: str
+    forward: int | Sequence[int] = 0
+    backward: int | Sequence[int] = 0
+    bytes: int | Sequence[int] | None = None
+    groups: Sequence[Sequence[int]] | None = None
+
+    def holds(self, call: Communication, world_size: int) -> bool:
+        """Whether `call` is of this operation and in one of these groups."""
+        if call.op != self.op or self.op in ("send", "recv"):
+            return call.op == self.op
+        groups = [range(world_size)] if self.groups is None else self.groups
+        return sorted(call.ranks) in [sorted(group) for group in groups]
+
+
+def expect(property: str, ledger: Ledger, *expected: Calls, look: str = "") -> Finding:
+    """Whether every rank made exactly the expected calls, forward and backward, with as many bytes in each."""
+    for rank in range(len(ledger)):
+        calls = [call for call in ledger[rank].communications if call.op != "barrier"]
+        for item in expected:
+            held = [call for call in calls if item.holds(call, len(ledger))]
+            calls = [call for call in calls if call not in held]
+            problem = _counts(item, held, rank) or _sizes(item, held, rank)
+            if problem:
+                return Finding(property, False, problem, _where(held), look)
+        if calls:
+            seen = f"{_article(calls[0].op)} that should not be there on rank {rank}"
+            return Finding(property, False, seen, _where(calls), look)
+    return Finding(property, True, _summary(expected), sent_in_words(ledger))
+
+
+def sent_in_words(ledger: Ledger) -> str:
+    """Bytes that leave a rank: `6.1 kB a rank`, `at most 6.1 kB a rank` where ranks differ, `nothing sent`."""
+    sent = [sum(call.sent for call in rank.communications) for rank in ledger.ranks]
+    if not any(sent):
+        return "nothing sent"
+    return f"{'at most ' if max(sent) > min(sent) else ''}{size_in_words(max(sent))} a rank"
+
+
+def size_in_words(size: float) -> str:
+    """Bytes with a unit, in powers of ten."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5 or (unit == "B" and size < 1000):
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def table(ledger: Ledger) -> str:
+    """Every call of every rank in order, for a reader who wants to see it all."""
+    lines = []
+    for rank in ledger.ranks:
+        lines += [f"rank {rank.rank}" + ("" if rank.communications else "  nothing")]
+        for call in rank.communications:
+            way = "backward" if call.backward else "forward"
+            lines.append(
+                f"  {way:8}  {call.op:14} {str(list(call.ranks)):16} {size_in_words(call.bytes):>8}  {call.line}"
+            )
+    return "\n".join(lines)
+
+
+def fingerprint(ledger: Ledger) -> list[list[Any]]:
+    """What each rank handed in, without times and lines: equal for two programs with the same traffic."""
+    return [
+        sorted(
+            [c.op, list(c.ranks), c.bytes, c.backward, -1 if c.peer is None else c.peer] for c in rank.communications
+        )
+        for rank in ledger.ranks
+    ]
+
+
+def _counts(item: Calls, held: list[Communication], rank: int) -> str:
+    for way, wanted in (("forward", item.forward), ("backward", item.backward)):
+        number = sum(call.backward == (way == "backward") for call in held)
+        if number != _of(wanted, rank):
+            return f"{_plural(number, item.op)} {way} on rank {rank}, expected {_of(wanted, rank)}"
+    return ""
+
+
+def _sizes(item: Calls, held: list[Communication], rank: int) -> str:
+    wanted = _of(item.bytes, rank)
+    for call in held:
+        if wanted is not None and call.bytes != wanted:
+            seen = (
+                f"{_article(call.op)} of {size_in_words(call.bytes)} on rank {rank}, expected {size_in_words(wanted)}"
+            )
+            return f"{seen} ({call.bytes / wanted:.3g} times)" if wanted else seen
+    return ""
+
+
+def _summary(expected: Sequence[Calls]) -> str:
+    """`1 all-reduce forward, 0 backward`."""
+    if not expected:
+        return "no communication"
+    parts = []
+    for item in expected:
+        forward, backward = (_range(number) for number in (item.forward, item.backward))
+        noun = NOUNS.get(item.op, item.op)
+        parts.append(f"{forward} {noun}{'' if forward == '1' else 's'} forward, {backward} backward")
+    return "; ".join(parts)
+
+
+def _where(calls: Sequence[Communication]) -> str:
+    lines = list(dict.fromkeys(call.line for call in calls if call.line))
+    return f"called at {in_words(lines[:3])}" if lines else ""
+
+
+def _of(number: Any, rank: int) -> Any:
+    return number[rank] if isinstance(number, Sequence) else number
+
+
+def _range(number: int | Sequence[int]) -> str:
+    if isinstance(number, int):
+        return str(number)
+    return str(min(number)) if min(number) == max(number) else f"{min(number)} to {max(number)}"
+
+
+def _plural(number: int, op: str) -> str:
+    return f"{number} {NOUNS.get(op, op)}{'' if number == 1 else 's'}"
+
+
+def _article(op: str) -> str:
+    noun = NOUNS.get(op, op)
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
