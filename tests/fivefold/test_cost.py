@@ -238,7 +238,7 @@ def test_rounds_are_those_of_a_simulation(n):
 
 
 def test_collective_seconds_by_hand():
-    """1 GB all-reduced over NVLink 3 (300 GB/s) by 8 ranks takes 5.83 ms; small tensors want a tree, large ones a ring."""
+    """1 GB all-reduced over NVLink 3 (300 GB/s) by 8 ranks takes 5.83 ms; small tensors want a tree."""
     beta = 1 / 300e9
     assert cost.collective_seconds("all_reduce", 8, 1e9, 0, beta) == pytest.approx(5.833e-3, rel=1e-3)
     for op in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"):
