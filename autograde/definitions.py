@@ -5,28 +5,26 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterable
 from typing import Any
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-def definitions(code: str, leave_out: Iterable[str] = ()) -> str:
+def definitions(code: str) -> str:
     """The imports, functions, classes and plain assignments of a cell, each on the line where it stands.
 
-    Every other statement becomes a `0`, as does a definition of a name in `leave_out`. Raises SyntaxError where the cell
-    is not Python; lines of IPython's own (`%timeit`, `!ls`) are blank.
+    Every other statement becomes a `0`. Raises SyntaxError where the cell is not Python; lines of IPython's own
+    (`%timeit`, `!ls`) are blank.
     """
     code = without_magics(code)
-    names = set(leave_out)
     lines = code.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
     text = bytearray(b"".join(lines))
     for node in ast.parse(code).body:
-        if not _defines(node) or names & bound(node):
+        if not _defines(node):
             begin, end = _span(node, starts)
             text[begin:end] = re.sub(rb"[^\n]", b" ", bytes(text[begin:end]))
             text[begin : begin + 1] = b"0"
@@ -61,7 +59,7 @@ def is_stub(node: ast.stmt) -> bool:
 
 
 def constant(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of a literal, of arithmetic on numbers, or of a name in `names`; raises ValueError for anything else."""
+    """The value of a literal, of arithmetic on numbers, or of a name in `names`; ValueError for anything else."""
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id]
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:

@@ -74,9 +74,9 @@ def tasks(reference: NotebookNode) -> list[Task]:
     return found
 
 
-def find(notebook: NotebookNode, task: Task, library: Iterable[str] = ()) -> Found:
-    """What `notebook` holds for `task`. `library` are ids of earlier exercises for which the library's own version
-    takes the place of the learner's, because theirs is unsolved or wrong."""
+def find(notebook: NotebookNode, task: Task, lesson: Iterable[Task] = ()) -> Found:
+    """What `notebook` holds for `task`. Where it has lost another exercise of the `lesson`, the library's version is
+    imported in its place: a mistake costs once."""
     found = Found(task)
     end = _end(notebook, task, found.notes)
     cells = [
@@ -87,7 +87,7 @@ def find(notebook: NotebookNode, task: Task, library: Iterable[str] = ()) -> Fou
     if task.is_question:
         _answer(cells, found)
     else:
-        _source(cells, found, [other for other in library if other != task.id])
+        _source(cells, found, [other for other in lesson if not other.is_question and other != task])
     return found
 
 
@@ -113,20 +113,20 @@ def _end(notebook: NotebookNode, task: Task, notes: list[Note]) -> int:
     return max([ends[-1]] + [index + 1 for index in own]) if ends else len(notebook.cells)
 
 
-def _source(cells: list[tuple[str, str]], found: Found, library: list[str]) -> None:
-    name = found.task.name
-    replaced = [other.rpartition(".")[2] for other in library]
-    kept = [("the library", "\n".join(map(_import, library)))] if library else []
-    definition, broken = None, ""
+def _source(cells: list[tuple[str, str]], found: Found, others: list[Task]) -> None:
+    name, definition, broken = found.task.name, None, ""
+    kept: list[tuple[str, str]] = []
+    named: set[str] = set()
     for label, code in cells:
         try:
             statements = ast.parse(without_magics(code)).body
-            text = definitions(code, leave_out=replaced)
+            text = definitions(code)
         except UNPARSABLE as error:
             if name in code:
                 broken = f"{label} is not Python: {_line(error)}"
             continue
         for statement in statements:
+            named |= bound(statement)
             if name in bound(statement):
                 definition, broken = statement, ""
         if text.strip("0 \n"):
@@ -139,7 +139,8 @@ def _source(cells: list[tuple[str, str]], found: Found, library: list[str]) -> N
     elif is_stub(definition):
         found.attempted, found.problem = False, "not begun"
     else:
-        found.source = Source(tuple(kept), name)
+        lost = [_import(other.id) for other in others if other.name not in named]
+        found.source = Source((*([("the library", "\n".join(lost))] if lost else []), *kept), name)
 
 
 def _import(exercise: str) -> str:

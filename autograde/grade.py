@@ -1,0 +1,211 @@
+"""Grade notebooks: run each one, then check the solutions that it holds.
+
+The two are kept apart. Running says whether the notebook works from top to bottom; points come only from checking the
+learner's definitions on fresh ranks, with expected values that stay in this process. Nothing that a notebook prints,
+patches or leaves behind can change them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nbformat.notebooknode import NotebookNode
+
+from autograde import sandbox
+from autograde.exercise import ROOT
+from autograde.notebook import CannotRead, grade_id, read_notebook
+from autograde.progress import Silent
+from autograde.run import OK, UNREADABLE, Execution, Limits, execute
+from autograde.solutions import Found, Note, Task, find, tasks
+from autograde.verdict import Finding, Verdict
+
+NOT_RUN = "not run"
+
+
+@dataclass
+class Graded:
+    """The grade of one notebook: how it ran, a verdict for each task of its lesson, and what was odd about it."""
+
+    path: Path
+    lesson: str  # "" where no lesson was recognised
+    execution: Execution
+    verdicts: list[Verdict] = field(default_factory=list)
+    notes: dict[str, list[Note]] = field(default_factory=dict)  # by task id
+
+    @property
+    def points(self) -> float:
+        return sum(verdict.points for verdict in self.verdicts)
+
+    @property
+    def max_points(self) -> float:
+        return sum(verdict.max_points for verdict in self.verdicts)
+
+    @property
+    def passed(self) -> bool:
+        """It ran to its end, and all points are reached."""
+        ran = self.execution.outcome in (OK, NOT_RUN)
+        return ran and bool(self.verdicts) and all(verdict.passed for verdict in self.verdicts)
+
+
+@dataclass
+class Report:
+    """The grades of some notebooks."""
+
+    notebooks: list[Graded]
+
+    @property
+    def points(self) -> float:
+        return sum(graded.points for graded in self.notebooks)
+
+    @property
+    def max_points(self) -> float:
+        return sum(graded.max_points for graded in self.notebooks)
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.notebooks) and all(graded.passed for graded in self.notebooks)
+
+
+def grade(
+    notebooks: Iterable[str | Path],
+    params: Mapping[str, Any] | None = None,
+    *,
+    limits: Limits | None = None,
+    hidden: bool = True,
+    run: bool = True,
+    in_sandbox: bool = False,
+    progress: Silent | None = None,
+) -> Report:
+    """Grade each notebook; one that crashes, hangs or cannot be read gets its own answer and the others go on.
+
+    `params` go to papermill. `hidden` checks with fresh seeds, other world sizes and uneven sizes as well. `run=False`
+    checks the solutions only. `in_sandbox` keeps cells and ranks under bubblewrap; raises sandbox.NoSandbox where that
+    is not possible.
+    """
+    progress = progress or Silent()
+    references = Lessons()
+    with _sandbox_for_ranks() if in_sandbox else _no_sandbox():
+        graded = []
+        for path in map(Path, notebooks):
+            progress.begins(path)
+            wrap = sandbox.sandboxed if in_sandbox else (lambda command, folder: command)
+            execution = (
+                execute(path, params, limits, progress.cell, wrap) if run else Execution(path, NOT_RUN, notebook=None)
+            )
+            graded.append(_grade(path, execution, references, hidden, progress))
+            progress.ends(graded[-1])
+    return Report(graded)
+
+
+class Lessons:
+    """The lessons as their reference notebooks state them."""
+
+    def __init__(self, folder: Path = ROOT / "solutions") -> None:
+        self.paths = {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
+        self.read: dict[str, list[Task]] = {}
+
+    def tasks(self, lesson: str) -> list[Task]:
+        if lesson not in self.read:
+            self.read[lesson] = tasks(read_notebook(self.paths[lesson])) if lesson in self.paths else []
+        return self.read[lesson]
+
+    def lesson_of(self, path: Path, notebook: NotebookNode | None) -> str:
+        """By the file's name, also with what a browser or a person adds to it; or else by the cells it holds."""
+        for lesson in self.paths:
+            if re.fullmatch(rf"{re.escape(lesson)}([^A-Za-z0-9].*)?", path.stem):
+                return lesson
+        if notebook is None:
+            return ""
+        held = {grade_id(cell) for cell in notebook.cells} - {""}
+        shared = {lesson: len(held & {task.grade_id for task in self.tasks(lesson)}) for lesson in self.paths}
+        best = max(shared, key=shared.get, default="")
+        return best if shared.get(best) else ""
+
+
+def check_solutions(
+    notebook: NotebookNode, lesson: list[Task], hidden: bool = True, progress: Silent | None = None
+) -> Iterator[tuple[Found, Verdict]]:
+    """For each task in turn, what the notebook holds for it and the verdict on that."""
+    for task in lesson:
+        (progress or Silent()).checks(task.id)
+        found = _find(notebook, task, lesson)
+        yield found, _verdict(found, hidden)
+
+
+def _grade(path: Path, execution: Execution, references: Lessons, hidden: bool, progress: Silent) -> Graded:
+    notebook, problem = None, execution.message
+    try:
+        notebook = read_notebook(path)
+    except CannotRead as error:
+        problem = str(error)
+        execution = Execution(path, UNREADABLE, problem)
+    lesson = references.lesson_of(path, notebook)
+    graded = Graded(path, lesson, execution)
+    if notebook is None:
+        graded.verdicts = [_ungraded(task, problem) for task in references.tasks(lesson)]
+    elif not lesson:
+        known = ", ".join(references.paths) or "none: run make build"
+        execution.message = f"{path.name} belongs to no lesson (lessons: {known}): give it its lesson's name"
+        execution.outcome = UNREADABLE
+    else:
+        for found, verdict in check_solutions(notebook, references.tasks(lesson), hidden, progress):
+            graded.verdicts.append(verdict)
+            graded.notes[verdict.exercise] = found.notes
+    return graded
+
+
+def _find(notebook: NotebookNode, task: Task, lesson: list[Task]) -> Found:
+    try:
+        return find(notebook, task, lesson)
+    except Exception as error:
+        return Found(task, problem=f"the notebook could not be searched for it: {error}")
+
+
+def _verdict(found: Found, hidden: bool) -> Verdict:
+    from autograde import evaluate  # the check engine loads torch
+
+    task = found.task
+    if found.problem and not found.attempted:
+        return Verdict(task.id, 0, task.points, state="unsolved")
+    if found.problem:
+        state = "failed" if " is not Python" in found.problem else "cannot be graded"
+        return Verdict(task.id, 0, task.points, [Finding("notebook", False, found.problem)], state=state)
+    try:
+        return evaluate(task.id, found.answer if task.is_question else found.source, hidden=hidden)
+    except Exception as error:
+        return _ungraded(task, f"{type(error).__name__}: {error}")
+
+
+def _ungraded(task: Task, problem: str) -> Verdict:
+    return Verdict(task.id, 0, task.points, [Finding("notebook", False, problem)], state="cannot be graded")
+
+
+@contextmanager
+def _sandbox_for_ranks() -> Iterator[None]:
+    """Within it, ranks run under bubblewrap, and get none of this process's environment that could be a secret."""
+    from fivefold.runtime import ranks
+
+    sandbox.require()
+    environment = dict(os.environ)
+    with TemporaryDirectory(prefix="fivefold-ranks-") as folder:
+        try:
+            for name in environment:
+                if name not in sandbox.KEPT:
+                    del os.environ[name]
+            with ranks.launched_through(lambda command: sandbox.sandboxed(command, Path(folder))):
+                yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+@contextmanager
+def _no_sandbox() -> Iterator[None]:
+    yield

@@ -1,0 +1,48 @@
+"""The `fivefold` command.
+
+Exit codes: 0 all is well, 1 the answer is no, 2 the command could not do what it was asked, and one line says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"fivefold: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from fivefold.doctor import examine, table
+
+    findings = examine()
+    print(table(findings))
+    return int(any(finding.needed and not finding.works for finding in findings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fivefold", description="A hands-on course in 5D parallelism.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(command=function)
+        return sub
+
+    command("doctor", doctor, "Say what this machine can do, and whether the course runs on it.")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
