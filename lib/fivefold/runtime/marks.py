@@ -25,6 +25,8 @@ class Now:
     phase: str = ""
     kind: str = ""
     label: str = ""
+    block: int = 0
+    blocks: int = 0  # how many blocks of work there have been
 
 
 now = Now()
@@ -49,7 +51,8 @@ def work(kind: str = "", *, microbatch: int | None = None, chunk: int | None = N
         raise ValueError(f"no kind of work called {kind!r}: choose F, B, I or W")
     if microbatch is not None:
         label = f"{microbatch}" if not chunk else f"{microbatch}.{chunk}"
-    with _said(kind=kind, label=label):
+    now.blocks += 1
+    with _said(kind=kind, label=label, block=now.blocks):
         yield
 
 
@@ -66,7 +69,7 @@ def keep(what: str, *tensors: Any) -> None:
 
 
 @contextmanager
-def _said(**changes: str) -> Iterator[None]:
+def _said(**changes: Any) -> Iterator[None]:
     before = {name: getattr(now, name) for name in changes}
     _turn(changes)
     try:
@@ -75,7 +78,7 @@ def _said(**changes: str) -> Iterator[None]:
         _turn(before)
 
 
-def _turn(changes: dict[str, str]) -> None:
+def _turn(changes: dict[str, Any]) -> None:
     """Work done so far belongs to what held until now: it is written down first."""
     if now.meter is not None:
         now.meter.turn()

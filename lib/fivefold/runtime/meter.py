@@ -179,6 +179,10 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.meter = meter
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operator loads the compiler, which takes a second and is not used
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
