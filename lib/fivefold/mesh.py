@@ -151,19 +151,23 @@ def inside_server(layout: Layout, gpus_per_server: int = 8, axis: str = "tp") ->
 
 @dataclass(frozen=True)
 class Mesh:
-    """The process groups to which one rank belongs. A group of one rank is None: it has nothing to send."""
+    """The process groups to which one rank belongs.
+
+    An axis of degree 1 has the group of this rank alone: every operation of `torch.distributed` works in it, and sends
+    nothing. So code that is right for n ranks is right for one, without a special case.
+    """
 
     layout: Layout
     rank: int
     coordinates: Coordinates
-    world: ProcessGroup | None = None
-    tp: ProcessGroup | None = None
-    cp: ProcessGroup | None = None
-    pp: ProcessGroup | None = None
-    dp: ProcessGroup | None = None
-    dp_cp: ProcessGroup | None = None  # gradients of every parameter that is no expert; mean over tokens
-    ep: ProcessGroup | None = None  # tokens on their way to experts
-    ep_dp: ProcessGroup | None = None  # gradients of experts
+    world: ProcessGroup
+    tp: ProcessGroup
+    cp: ProcessGroup
+    pp: ProcessGroup
+    dp: ProcessGroup
+    dp_cp: ProcessGroup  # gradients of every parameter that is no expert; mean over tokens
+    ep: ProcessGroup  # tokens on their way to experts
+    ep_dp: ProcessGroup  # gradients of experts
     tied: ProcessGroup | None = None  # gradients of a tied embedding; None on the stages between
 
     @property
@@ -183,16 +187,17 @@ def make_mesh(layout: Layout) -> Mesh:
 
     check_sizes(layout, ranks=dist.get_world_size())
     me = dist.get_rank()
-    mine = {"world": dist.group.WORLD if layout.world_size > 1 else None}
+    alone = dist.new_group([me], use_local_synchronization=True, group_desc="alone")
+    mine = {"world": dist.group.WORLD}
     for name, lists in _lists_by_name(layout).items():
         for ranks in lists:
-            group = dist.new_group(ranks, group_desc=name) if len(ranks) > 1 else None
+            group = dist.new_group(ranks, group_desc=name) if len(ranks) > 1 else alone
             if me in ranks:
                 mine[name] = group
     if layout.cp == 1:
         mine["dp_cp"] = mine["dp"]
     if layout.ep == 1:
-        mine["ep_dp"] = mine["dp_cp"]
+        mine["ep"], mine["ep_dp"] = alone, mine["dp_cp"]
     return Mesh(layout, me, coordinates(me, layout), **mine)
 
 
@@ -206,13 +211,3 @@ def _lists_by_name(layout: Layout) -> dict[str, list[list[int]]]:
         lists["ep_dp"] = expert_data_groups(layout)
     lists["tied"] = tied_groups(layout)
     return lists
-
-
-def group_size(group: ProcessGroup | None) -> int:
-    """How many ranks a group has; None is a group of one."""
-    return 1 if group is None else group.size()
-
-
-def group_rank(group: ProcessGroup | None) -> int:
-    """This rank's place in a group, from 0; None is a group of one."""
-    return 0 if group is None else group.rank()

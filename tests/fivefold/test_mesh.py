@@ -145,10 +145,8 @@ def test_mesh_has_device_meshs_groups(layout):
         for name in (*ORDER, "dp_cp"):
             expected = flat.mesh.tolist() if name == "dp_cp" else device_mesh[name].mesh.tolist()
             group = getattr(made, name)
-            assert (group is None) == (len(expected) == 1)
-            assert len(expected) == 1 or dist.get_process_group_ranks(group) == expected
-            assert mesh.group_size(group) == len(expected)
-            assert mesh.group_rank(group) == expected.index(made.rank)
+            assert dist.get_process_group_ranks(group) == expected
+            assert (group.size(), group.rank()) == (len(expected), expected.index(made.rank))
 
     for rank in range(layout.world_size):
         on_a_fake_rank(rank, layout, compare)
@@ -162,7 +160,8 @@ def test_groups_are_made_in_one_order(text, monkeypatch):
     new_group = dist.new_group
 
     def recorded(ranks, **named):
-        calls[dist.get_rank()].append((named["group_desc"], tuple(ranks)))
+        if not named.get("use_local_synchronization"):  # the group of one, which nobody else needs to hear of
+            calls[dist.get_rank()].append((named["group_desc"], tuple(ranks)))
         return new_group(ranks, **named)
 
     monkeypatch.setattr(dist, "new_group", recorded)
@@ -186,7 +185,8 @@ def test_group_names():
     everything = names(Layout.parse("dp4,cp2,pp3,tp2,ep2"))
     assert everything == {name: name for name in NAMES}
     data_only = names(Layout.parse("dp4"))
-    assert data_only == dict.fromkeys(NAMES) | {"dp": "dp", "dp_cp": "dp", "ep_dp": "dp"}
+    alone = dict.fromkeys(NAMES, "alone") | {"tied": None}
+    assert data_only == alone | {"dp": "dp", "dp_cp": "dp", "ep_dp": "dp"}
     middle = Layout.parse("pp3")
     assert on_a_fake_rank(1, middle, lambda: mesh.make_mesh(middle).tied) is None
 

@@ -30,7 +30,7 @@ from fivefold.runtime.link import Pending, Recorder
 class WatchedWork(Work):
     """The handle of an announced operation."""
 
-    def __init__(self, recorder: Recorder, pending: Pending, entry: Communication, result: Any):
+    def __init__(self, recorder: Recorder, pending: Pending, entry: Communication | None, result: Any):
         super().__init__()
         self._recorder, self._pending, self._entry, self._result = recorder, pending, entry, result
         self._done = False
@@ -42,8 +42,9 @@ class WatchedWork(Work):
         self._recorder.wait(self._pending)
         self._pending.work.wait()
         self._done = True
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        self._recorder.waited(self._entry, began, caller == "torch.distributed.distributed_c10d")
+        if self._entry is not None:
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            self._recorder.waited(self._entry, began, caller == "torch.distributed.distributed_c10d")
         return True
 
     def is_completed(self) -> bool:
@@ -62,9 +63,16 @@ class WatchedWork(Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future:
-        self.wait()
+        """A future that is done when the operation is; DDP asks for it at once and must not be held up."""
         future: torch.futures.Future = torch.futures.Future()
-        future.set_result(self._result)
+
+        def started() -> None:
+            if self._pending.error is not None:
+                future.set_exception(self._pending.error)
+                return
+            self._pending.work.get_future().add_done_callback(lambda _: future.set_result(self._result))
+
+        self._pending.when_started(started)
         return future
 
     def _source_rank(self) -> int:
@@ -92,6 +100,9 @@ class WatchedGroup(dist.ProcessGroup):
 
     def _set_group_name(self, name: str) -> None:
         self._called = name
+        self._recorder.register(name, self)
+        if self._recorder.alone:  # no supervisor will say when: all members are here now
+            self.make(self._recorder.device)
 
     def _set_group_desc(self, description: str) -> None:
         self._described = description
@@ -246,7 +257,7 @@ class WatchedGroup(dist.ProcessGroup):
         entry.line = self._recorder.line()
         call |= {
             "group": self.group_name, "name": f"{entry.group} {list(self._ranks)}", "ranks": self._ranks,
-            "line": entry.line, "dtype": entry.dtype,
+            "line": entry.line, "dtype": entry.dtype, "device": _device(arguments) or self._recorder.device,
         }  # fmt: skip
 
         def start(source: int | None) -> Any:
@@ -255,19 +266,26 @@ class WatchedGroup(dist.ProcessGroup):
                 return self._run(method, (arguments[0], self._ranks.index(source), arguments[2]))
             return self._run(method, arguments)
 
+        if self.size() == 1:  # a group of one sends nothing: there is nobody to agree with, and no traffic to record
+            pending = Pending(start)
+            pending.go(None)
+            return WatchedWork(self._recorder, pending, None, result)
         pending = self._recorder.announce(call, entry, start)
         return WatchedWork(self._recorder, pending, entry, result)
 
     def _run(self, method: str, arguments: tuple) -> Any:
         """Start the real operation, on copies in host memory where the tensors live on a GPU that ranks share."""
-        device = _device(arguments) or self._recorder.device
-        if device not in self._inner:
-            self._inner[device] = self._make_inner(device)
-        inner, stage = self._inner[device]
+        inner, stage = self.make(_device(arguments) or self._recorder.device)
         if not stage:
             return getattr(inner, method)(*arguments)
         staged = [_to_host(argument) for argument in arguments]
         return _Staged(getattr(inner, method)(*staged), arguments, staged)
+
+    def make(self, device: str) -> tuple[Any, bool]:
+        """The real group for tensors of a device. To make it takes all members at once, also for a message of two."""
+        if device not in self._inner:
+            self._inner[device] = self._make_inner(device)
+        return self._inner[device]
 
     def _rows(self, tensor: torch.Tensor, splits: Any) -> list[int]:
         """Elements for each rank, from split sizes in rows."""
@@ -306,6 +324,12 @@ class _Staged:
 
     def is_completed(self) -> bool:
         return False  # only `wait` copies the result back
+
+    def get_future(self) -> torch.futures.Future:
+        self.wait()
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(None)
+        return future
 
 
 def _device(value: Any) -> str:

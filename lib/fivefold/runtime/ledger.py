@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from fivefold.runtime.traffic import Traffic
+
 
 @dataclass(slots=True)
 class Communication:
@@ -66,6 +68,7 @@ class Computation:
     backward: bool = False
     label: str = ""  # what a timeline writes on it, such as a micro-batch number
     kind: str = ""  # "F", "B", "I", "W" where the program said so, else ""
+    block: int = 0  # the `work` block it belongs to, from 1; 0 outside one
 
 
 @dataclass(slots=True)
@@ -122,6 +125,10 @@ class Ledger:
     """What every rank of one run sent, received, waited for, computed and kept in memory."""
 
     ranks: list[RankLedger] = field(default_factory=list)
+
+    def traffic(self) -> Traffic:
+        """The table of operations and bytes, by operation and group."""
+        return Traffic.of(self)
 
     def __getitem__(self, rank: int) -> RankLedger:
         return self.ranks[rank]

@@ -29,11 +29,14 @@ class Pending:
     """An announced operation: `start` is called when it may begin and returns the real work."""
 
     def __init__(self, start: Callable[[int | None], Any]):
-        self.start = start
+        self.index = -1
+        self.start: Callable[[int | None], Any] | None = start
         self.work: Any = None
         self.error: BaseException | None = None
         self.source: int | None = None
         self.approved = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
 
     def go(self, source: int | None) -> None:
         self.source = source
@@ -42,7 +45,18 @@ class Pending:
         except BaseException as error:
             self.error = error
         self.start = None  # frees the tensors it holds
-        self.approved.set()
+        with self._lock:
+            self.approved.set()
+        for callback in self._callbacks:
+            callback()
+
+    def when_started(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the operation has started, at once where it has."""
+        with self._lock:
+            if not self.approved.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
 
 
 class Recorder:
@@ -52,9 +66,14 @@ class Recorder:
         self.entries: list = []
         self.phase = ""
         self.before: Callable[[], None] | None = None
+        self.device = "cpu"
+        self.alone = channel is None
         self._began = began
         self._channel = channel
         self._pending: dict[int, Pending] = {}
+        self._announced = 0
+        self._groups: dict[str, Any] = {}
+        self._registered = threading.Condition()
         if channel is not None:
             threading.Thread(target=self._listen, name="fivefold-link", daemon=True).start()
 
@@ -78,7 +97,8 @@ class Recorder:
         if self._channel is None:
             pending.go(call.get("peer"))
             return pending
-        call["index"] = pending.index = self._next = getattr(self, "_next", -1) + 1
+        call["index"] = pending.index = self._announced
+        self._announced += 1
         self._pending[pending.index] = pending
         self._tell({"call": call})
         return pending
@@ -101,6 +121,18 @@ class Recorder:
             self.before()
         self.entries.append(Wait(len(self.entries), entry.index, began, entry.end))
 
+    def register(self, name: str, group: Any) -> None:
+        """Make a group known to the listening thread."""
+        with self._registered:
+            self._groups[name] = group
+            self._registered.notify_all()
+
+    def _group(self, name: str) -> Any:
+        """The group of that name; the program's thread may still be about to register it."""
+        with self._registered:
+            self._registered.wait_for(lambda: name in self._groups)
+            return self._groups[name]
+
     def _tell(self, message: dict) -> None:
         self._channel.sendall(json.dumps(message).encode() + b"\n")
 
@@ -108,7 +140,10 @@ class Recorder:
         with self._channel.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)
-                self._pending.pop(message["go"]).go(message["source"])
+                if "go" in message:
+                    self._pending.pop(message["go"]).go(message["source"])
+                else:
+                    self._group(message["make"]).make(message["device"])
         os._exit(0)  # the supervisor is gone: nobody waits for this rank any more
 
 

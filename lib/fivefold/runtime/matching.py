@@ -25,6 +25,7 @@ class Call:
     line: str
     peer: int | None = None  # global rank of the other end; None for any source
     tag: int = 0
+    device: str = "cpu"
     dtype: str = ""
     shape: tuple[int, ...] = ()
     agree: tuple = ()  # what must be equal on all ranks besides: reduction, root, shapes of a list

@@ -26,6 +26,7 @@ from fivefold.runtime.link import Recorder
 from fivefold.runtime.parts import install, remember
 
 NEVER = timedelta(days=1)  # the supervisor ends a run; the group's own time limit must not come first
+DEFAULT_LIMIT = timedelta(minutes=10)  # without a supervisor, as under torchrun
 
 
 def serve(request: dict, payload: bytes, rank: int, channel: socket.socket, result: int) -> None:
@@ -66,22 +67,25 @@ def _report(request: dict, payload: bytes, rank: int, channel: socket.socket, be
 def measured(fn: Any, args: tuple, recorder: Recorder, rank: int, measure: bool) -> tuple[Any, RankLedger]:
     """Call the function; return its value and this rank's ledger, with memory and computation where asked for."""
     if not measure:
-        return fn(*args), RankLedger(rank, recorder.entries, Memory())
+        return fn(*args), RankLedger(rank, list(recorder.entries), Memory())
     from fivefold.runtime.meter import Meter
 
     with Meter(recorder) as meter:
         value = fn(*args)
-    return value, RankLedger(rank, recorder.entries, meter.memory)
+    return value, RankLedger(rank, list(recorder.entries), meter.memory)
 
 
-def join(recorder: Recorder, rank: int, world_size: int, store: Any, device: str) -> None:
-    """Initialise the default process group with watched groups in the place of gloo and NCCL."""
-    if isinstance(store, str):
-        store = dist.FileStore(store, world_size)
+def join(recorder: Recorder, rank: int, world_size: int, store: str | None, device: str) -> None:
+    """Initialise the default process group with watched groups in the place of gloo and NCCL.
+
+    `store` is a file that all ranks share, None for the meeting point that torchrun has set in the environment.
+    """
     if device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     watch_groups(recorder, device)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=NEVER)
+    where = {"init_method": "env://"} if store is None else {"store": dist.FileStore(store, world_size)}
+    limit = DEFAULT_LIMIT if recorder.alone else NEVER
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=limit, **where)
 
 
 def watch_groups(recorder: Recorder, device: str) -> None:
@@ -89,19 +93,22 @@ def watch_groups(recorder: Recorder, device: str) -> None:
 
     def create(options: Any, _: Any) -> groups.WatchedGroup:
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
 
         def make_inner(kind: str) -> tuple[Any, bool]:
-            shared = kind == "cuda" and options.group_size > 0 and dist.get_world_size() > torch.cuda.device_count()
+            shared = kind == "cuda" and local > torch.cuda.device_count()
             store = dist.PrefixStore(kind, options.store)
             if kind == "cuda" and not shared:
                 return dist.ProcessGroupNCCL(store, options.group_rank, options.group_size), False
-            return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=NEVER), kind == "cuda"
+            limit = DEFAULT_LIMIT if recorder.alone else NEVER
+            return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=limit), kind == "cuda"
 
         return groups.WatchedGroup(recorder, options.group_rank, ranks, make_inner)
 
     dist.Backend.register_backend("fivefold", create, extended_api=True, devices=["cpu", "cuda"])
     c10d.BackendConfig.get_device_backend_map = lambda self: dict.fromkeys(("cpu", "cuda"), "fivefold")
-    c10d._store_based_barrier = lambda *args, **kwargs: None
+    if not recorder.alone:  # the announcement of a new group keeps the ranks together
+        c10d._store_based_barrier = lambda *args, **kwargs: None
     make = c10d._new_process_group_helper
 
     def announce(

@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+import sysconfig
 import time
 from typing import Any
 
@@ -90,6 +91,7 @@ class Supervisor:
         self.ready = selectors.DefaultSelector()
         self.began = time.monotonic()
         self.failed_at: float | None = None
+        self.made: set[tuple[str, str]] = set()
 
     def run(self) -> None:
         for rank in self.ranks:
@@ -179,10 +181,21 @@ class Supervisor:
             if "wait" in message:
                 self.referee.wait(rank.rank, int(message["wait"]))
                 continue
-            for approved, index, source in self.referee.call(_call(rank.rank, message["call"])):
-                go = json.dumps({"go": index, "source": source}).encode() + b"\n"
-                with contextlib.suppress(OSError):
-                    self.ranks[approved].channel.sendall(go)
+            call = _call(rank.rank, message["call"])
+            for approved, index, source in self.referee.call(call):
+                self._make_group(call)
+                self._say(approved, {"go": index, "source": source})
+
+    def _make_group(self, call: Call) -> None:
+        """Before the first operation of a group, let all its members connect, also those that take no part in it."""
+        if call.op != "new_group" and (call.group, call.device) not in self.made:
+            self.made.add((call.group, call.device))
+            for member in call.ranks:
+                self._say(member, {"make": call.group, "device": call.device})
+
+    def _say(self, rank: int, message: dict) -> None:
+        with contextlib.suppress(OSError):
+            self.ranks[rank].channel.sendall(json.dumps(message).encode() + b"\n")
 
     def _hear_output(self, rank: RankProcess, last: bool = False) -> None:
         data = _read(rank.output)
@@ -282,7 +295,7 @@ class Supervisor:
             rank.text += _read(rank.output)
         text, rank.text = rank.text.decode(errors="replace"), before
         for line in text.splitlines():
-            if line.startswith('  File "') and not line[8:].startswith(LIBRARY):
+            if line.startswith('  File "') and not line[8:].startswith((*LIBRARY, sysconfig.get_path("stdlib"))):
                 return _cell(line.strip(), self.request["cells"])
         return ""
 
@@ -296,7 +309,7 @@ def _read(fd: int) -> bytes:
 
 
 def _call(rank: int, data: dict) -> Call:
-    names = ("op", "group", "name", "line", "peer", "tag", "dtype", "index")
+    names = ("op", "group", "name", "line", "peer", "tag", "dtype", "device", "index")
     known = {name: data[name] for name in names if name in data}
     lists = {name: tuple(data.get(name, ())) for name in ("ranks", "shape", "sends", "receives")}
     agree = tuple((key, _frozen(value)) for key, value in data.get("agree", ()))

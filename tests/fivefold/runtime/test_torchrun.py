@@ -1,0 +1,64 @@
+"""The same program under `torchrun`: same results, same ledger."""
+
+import json
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+from fivefold import run
+
+PROGRAM = """
+import json, os, sys
+sys.path.insert(0, {folder!r})
+from fivefold import run
+from program import program
+found = run(program, 3)
+again = run(program, 3)
+if os.environ.get("RANK") == "1":
+    calls = [(c.op, c.group, c.bytes, c.peer) for c in found.ledger[1].communications]
+    print(json.dumps([[r.tolist() for r in found.results], [r.tolist() for r in again.results], calls]))
+try:
+    run(program, 4)
+except ValueError as error:
+    print("refused:", error)
+"""
+
+BODY = """
+import torch, torch.distributed as dist
+
+def program():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x = torch.full((2,), float(rank))
+    if rank == 0:
+        dist.send(x + 5, 1)
+    elif rank == 1:
+        dist.recv(x, 0)
+    pair = dist.new_group([0, 1], group_desc="tp")
+    if rank < 2:
+        dist.all_reduce(x, group=pair)
+    dist.all_reduce(x)
+    return x
+"""
+
+
+def test_the_same_function_runs_under_torchrun(tmp_path):
+    """Messages before any collective, a subgroup, two runs in one world, and a clear word about a wrong size."""
+    (tmp_path / "program.py").write_text(BODY)
+    (tmp_path / "main.py").write_text(PROGRAM.format(folder=str(tmp_path)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run([*command, str(tmp_path / "main.py")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    results, again, calls = json.loads(next(line for line in lines if line.startswith("[")))
+    assert sum("run asks for 4 ranks, torchrun started 3" in line for line in lines) == 3
+
+    def same():
+        scope: dict = {}
+        exec(BODY, scope)
+        return scope["program"]()
+
+    expected = run(same, 3)
+    assert results == again == [r.tolist() for r in expected.results]
+    assert [tuple(c) for c in calls] == [(c.op, c.group, c.bytes, c.peer) for c in expected.ledger[1].communications]
+    assert torch.equal(expected.results[0], torch.tensor([12.0, 12.0])) and not dist.is_initialized()
