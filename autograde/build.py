@@ -8,11 +8,7 @@ the same preprocessors. Every byte follows from the lesson, the library, the che
 
 from __future__ import annotations
 
-import ast
 import builtins
-import symtable
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -20,9 +16,8 @@ from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 
 from autograde import discover
-from autograde.definitions import without_magics
-from autograde.exercise import ROOT, with_markers
-from autograde.exercise import source as library_source
+from autograde.cells import asked, names_set, text_of
+from autograde.exercise import ROOT
 from autograde.lesson import LESSONS, Cell, LessonError, read_lesson, slug
 
 NOTEBOOKS = "[0-9][0-9]_*.ipynb"
@@ -56,11 +51,12 @@ def solution_notebook(lesson: Path) -> NotebookNode:
     """The instructor's notebook of a lesson, in nbgrader's source format."""
     cells, names, defined = [], _Names(lesson.stem), set(dir(builtins))
     for cell in read_lesson(lesson):
-        source = _source(cell, defined)
-        node = NEW_CELL[cell.kind](source, id=names(cell), metadata=_metadata(cell))
-        cells.append(node)
+        if cell.role == "question":
+            cells.append(new_markdown_cell(asked(cell), id=f"question-{slug(cell.id)}"))
+        source = text_of(cell, defined)
+        cells.append(NEW_CELL[cell.kind](source, id=names(cell), metadata=_metadata(cell)))
         if cell.kind == "code":
-            defined |= _bound(source)
+            defined |= names_set(source)
     return new_notebook(cells=cells, metadata=METADATA, nbformat_minor=5)
 
 
@@ -167,91 +163,3 @@ def _points(cell: Cell) -> int | float:
     if cell.id in discover.questions():
         return discover.questions()[cell.id].points
     raise cell.error(f"{cell.id} is neither an exercise nor a question of autograde/checks")
-
-
-def _source(cell: Cell, defined: set[str]) -> str:
-    """The text of a cell in the solution notebook; `defined` are the names that the cells before it leave behind."""
-    if cell.role == "exercise":
-        return _exercise(cell, defined)
-    if cell.role == "question":
-        return _question(cell)
-    return _check(cell) if cell.role == "check" else cell.source
-
-
-def _exercise(cell: Cell, defined: set[str]) -> str:
-    module, _, name = cell.id.rpartition(".")
-    if cell.source.strip() != f"from fivefold.{module} import {name}":
-        raise cell.error(f"an exercise cell is its import and no more: from fivefold.{module} import {name}")
-    try:
-        source = library_source(cell.id, cell.root).rstrip("\n")
-        if missing := sorted(_needed(source) - _bound(source) - defined):
-            raise cell.error(f"{cell.id} uses {', '.join(missing)}: import or define that in an earlier cell")
-        return _with_bug(cell, source) if cell.bug else with_markers(source).rstrip("\n")
-    except LessonError:
-        raise
-    except (ValueError, LookupError) as error:
-        raise cell.error(str(error)) from None
-
-
-def _with_bug(cell: Cell, source: str) -> str:
-    """A find-the-bug exercise: the faulty program is given, and the right one, in the markers, takes its place.
-
-    nbgrader puts a `raise NotImplementedError()` where the right one was. It is caught, so that the learner can run the
-    faulty program before they have mended it.
-    """
-    known = {item.name: item for item in discover.misconceptions(cell.id)}
-    if cell.bug not in known:
-        raise cell.error(f"{cell.id} has no misconception {cell.bug!r}: choose one of {', '.join(known) or 'none'}")
-    faulty = known[cell.bug].edited(source).rstrip("\n")
-    right = textwrap.indent(source, "    ")
-    if ast.dump(ast.parse(textwrap.dedent(right))) != ast.dump(ast.parse(source)):
-        raise cell.error(f"{cell.id} cannot be indented: it holds a string of several lines")
-    return (
-        f"{faulty}\n\n\ntry:\n    ### BEGIN SOLUTION\n{right}\n    ### END SOLUTION\n"
-        "except NotImplementedError:\n    pass  # nothing is written here: the program above counts, so mend it there"
-    )
-
-
-def _question(cell: Cell) -> str:
-    """The answer's name is set to None for the learner. nbgrader takes away each line on which a marker ends, and puts
-    nothing in its place, so what it leaves runs."""
-    last = ast.parse(cell.source).body[-1]
-    if not (isinstance(last, ast.Assign) and len(last.targets) == 1 and isinstance(last.targets[0], ast.Name)):
-        raise cell.error("a question cell ends by setting one name to the right answer")
-    answer = [f"{line}  ### END SOLUTION" for line in cell.source.splitlines() if line.strip()]
-    return "\n".join([f"{last.targets[0].id} = None  # your answer", *answer])
-
-
-def _check(cell: Cell) -> str:
-    """The check of an exercise also runs on hidden cases, in lines that nbgrader takes out of the learner's copy."""
-    call = ast.parse(cell.source).body[-1]
-    text = ast.get_source_segment(cell.source, call) or ""
-    if not text.startswith(f'check("{cell.id}", ') or not isinstance(getattr(call, "value", None), ast.Call):
-        raise cell.error(f'a check cell ends with check("{cell.id}", NAME)')
-    if cell.id in discover.questions():
-        return cell.source
-    hidden = text[:-1].rstrip(", \n") + ", hidden=True)"
-    return f"{cell.source}\n### BEGIN HIDDEN TESTS\n{hidden}\n### END HIDDEN TESTS"
-
-
-def _needed(source: str) -> set[str]:
-    """The global names that a program reads, in its functions too."""
-    return {name for scope in _scopes(symtable.symtable(source, "exercise", "exec")) for name in _globals(scope)}
-
-
-def _scopes(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    yield table
-    for child in table.get_children():
-        yield from _scopes(child)
-
-
-def _globals(table: symtable.SymbolTable) -> Iterator[str]:
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-            yield symbol.get_name()
-
-
-def _bound(source: str) -> set[str]:
-    """The global names that a program sets."""
-    table = symtable.symtable(without_magics(source), "cell", "exec")
-    return {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}

@@ -66,11 +66,10 @@ def slug(cell_id: str) -> str:
 def _header_lines(path: Path, text: str) -> list[int]:
     """The lines of the cells' headers. Tokens tell them from a line of text in a string that looks like one."""
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
         ast.parse(text)
-    except (tokenize.TokenError, SyntaxError) as error:
-        line = getattr(error, "lineno", None) or error.args[1][0]
-        raise LessonError(f"{path.parent.name}/{path.name}:{line}: this is not Python: {error.args[0]}") from None
+    except SyntaxError as error:
+        raise LessonError(f"{path.parent.name}/{path.name}:{error.lineno}: this is not Python: {error.msg}") from None
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     headers = (t for t in tokens if t.type == tokenize.COMMENT and t.start[1] == 0 and t.string.startswith("# %%"))
     return [token.start[0] for token in headers]
 

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from autograde import discover
+from autograde.misconception import Misconception
+from autograde.question import Question
 
 LIBRARY = '''\
 """What the toy lesson teaches."""
@@ -86,6 +88,7 @@ def check(exercise, solution, hidden=False):
             "toy.Counter": lambda: (solution(3).advance() == 5) * 2,
             "toy.round_up": lambda: (solution(2.5) == 3 and solution(2) == 2) * 2,
             "03.double": lambda: (solution == 12) * 1,
+            "03.which": lambda: (solution == "b") * 1,
         }[exercise]
         return float(right())
     except NotImplementedError:
@@ -123,21 +126,15 @@ double_answer = 2 * six
 # %% check="03.double"
 check("03.double", double_answer)
 
+# %% question="03.which"
+which_answer = "b"
+
+# %% check="03.which"
+check("03.which", which_answer)
+
 # %% [markdown]
 # The end.
 '''
-
-
-class Edit:
-    """A misconception as the build needs it."""
-
-    def __init__(self, exercise: str, name: str, old: str, new: str):
-        self.exercise, self.name, self.old, self.new = exercise, name, old, new
-
-    def edited(self, source: str) -> str:
-        if self.old not in source:
-            raise ValueError(f"{self.name}: its old lines are gone from {self.exercise}")
-        return source.replace(self.old, self.new)
 
 
 @pytest.fixture
@@ -152,8 +149,11 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "toy.Counter": SimpleNamespace(points={"output": 2}),
         "toy.round_up": SimpleNamespace(points={"output": 2}),
     }
-    questions = {"03.double": SimpleNamespace(points=1, text="", choices=None)}
-    edits = [Edit("toy.round_up", "rounds_down", "math.ceil(x)", "math.floor(x)")]
+    questions = {
+        "03.double": Question("03.double", "What is twice six?", 12, unit="eggs"),
+        "03.which": Question("03.which", "Which?", "b", choices={"a": ("this", "no"), "b": ("that", "yes")}),
+    }
+    edits = [Misconception("toy.round_up", "rounds_down", "?", old="return math.ceil(x)", new="return math.floor(x)")]
     monkeypatch.setattr(discover, "checks", lambda: checks)
     monkeypatch.setattr(discover, "questions", lambda: questions)
     monkeypatch.setattr(discover, "misconceptions", lambda name: tuple(e for e in edits if e.exercise == name))
