@@ -82,14 +82,19 @@ _ARITHMETIC = {
 
 
 def _calculate(kind: ast.operator, left: Any, right: Any) -> Any:
-    if not all(type(value) in (int, float) and abs(value) < 1e30 for value in (left, right)):
-        raise ValueError("arithmetic on something that is not a number")
-    if isinstance(kind, ast.Pow) and abs(right) > 64:
-        raise ValueError("a power with a large exponent")
+    if not (_is_number(left) and _is_number(right)) or isinstance(kind, ast.Pow) and abs(right) > 64:
+        raise ValueError("not arithmetic on numbers of ordinary size")
     try:
-        return _ARITHMETIC[type(kind)](left, right)
+        result = _ARITHMETIC[type(kind)](left, right)
     except ArithmeticError as error:
         raise ValueError(str(error)) from None
+    if not _is_number(result):
+        raise ValueError("not a number of ordinary size")
+    return result
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e30
 
 
 def _defines(node: ast.stmt) -> bool:

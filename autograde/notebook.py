@@ -103,7 +103,8 @@ def _clear_outputs(notebook: NotebookNode) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-            cell.execution_count = cell.get("execution_count")
+            count = cell.get("execution_count")
+            cell.execution_count = count if isinstance(count, int) else None
 
 
 @contextmanager

@@ -38,7 +38,8 @@ WORKER = Path(__file__).with_name("worker.py")
 class Limits:
     """What a notebook may use."""
 
-    cell_seconds: float = 120.0
+    cell_seconds: float = 120.0  # then the cell is interrupted
+    grace_seconds: float = 5.0  # and after these its kernel is killed
     seconds: float = 1800.0
     output_bytes: int = 20_000_000
     memory: int | None = None  # bytes, all its processes together
@@ -91,6 +92,7 @@ def execute(
             "folder": str(folder or place),
             "parameters": dict(parameters or {}),
             "cell_seconds": limits.cell_seconds,
+            "grace_seconds": limits.grace_seconds,
             "output_bytes": limits.output_bytes,
         }
         events, errors, ending = _supervise(job, limits, progress, wrap, place)

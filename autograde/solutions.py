@@ -8,6 +8,7 @@ exception that would stop a batch.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ def tasks(reference: NotebookNode) -> list[Task]:
 
 
 def find(notebook: NotebookNode, task: Task, lesson: Iterable[Task] = ()) -> Found:
-    """What `notebook` holds for `task`. Where it has lost another exercise of the `lesson`, the library's version is
+    """What `notebook` holds for `task`. Where it has lost an earlier exercise of the `lesson`, the library's version is
     imported in its place: a mistake costs once."""
     found = Found(task)
     end = _end(notebook, task, found.notes)
@@ -87,8 +88,12 @@ def find(notebook: NotebookNode, task: Task, lesson: Iterable[Task] = ()) -> Fou
     if task.is_question:
         _answer(cells, found)
     else:
-        _source(cells, found, [other for other in lesson if not other.is_question and other != task])
+        _source(cells, found, [other for other in _before(task, lesson) if not other.is_question])
     return found
+
+
+def _before(task: Task, lesson: Iterable[Task]) -> list[Task]:
+    return list(itertools.takewhile(lambda other: other.id != task.id, lesson))
 
 
 def _end(notebook: NotebookNode, task: Task, notes: list[Note]) -> int:

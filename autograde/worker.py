@@ -25,14 +25,12 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import remove_error_markers
 from papermill.iorw import load_notebook_node, write_ipynb
 
-GRACE = 5.0  # seconds between the interrupt of a cell and the end of its kernel
-
 
 def main() -> None:
     job = json.loads(sys.argv[1])
     tell = Teller(job["fd"])
     logging.disable(logging.CRITICAL)  # whatever happens is told as an event
-    papermill_engines.register("fivefold", _engine(tell, job["cell_seconds"], job["output_bytes"]))
+    papermill_engines.register("fivefold", _engine(tell, job))
     try:
         papermill.execute_notebook(
             job["notebook"],
@@ -72,9 +70,9 @@ class Teller:
 class WatchedClient(PapermillNotebookClient):
     """papermill's client, with a limit on each cell's time and on what the notebook prints."""
 
-    def __init__(self, nb_man: Any, tell: Teller, cell_seconds: float, output_bytes: int, **options: Any) -> None:
+    def __init__(self, nb_man: Any, tell: Teller, job: dict, **options: Any) -> None:
         super().__init__(nb_man, on_cell_execute=self.began, on_cell_executed=self.ended, **options)
-        self.tell, self.cell_seconds, self.output_left = tell, cell_seconds, output_bytes
+        self.tell, self.job, self.output_left = tell, job, job["output_bytes"]
         self.timers: list[asyncio.TimerHandle] = []
 
     def execute(self, **kwargs: Any) -> NotebookNode:
@@ -84,9 +82,10 @@ class WatchedClient(PapermillNotebookClient):
         number, total = self.code_cells_executed + 1, sum(c.cell_type == "code" for c in self.nb.cells)
         self.tell(event="cell", number=number, total=total)
         loop = asyncio.get_running_loop()
+        limit, grace = self.job["cell_seconds"], self.job["grace_seconds"]
         self.timers = [
-            loop.call_later(self.cell_seconds, self.overdue, signal.SIGINT, number),
-            loop.call_later(self.cell_seconds + GRACE, self.overdue, signal.SIGKILL, number),
+            loop.call_later(limit, self.overdue, signal.SIGINT, number),
+            loop.call_later(limit + grace, self.overdue, signal.SIGKILL, number),
         ]
 
     def overdue(self, name: signal.Signals, number: int) -> None:
@@ -119,25 +118,16 @@ class WatchedClient(PapermillNotebookClient):
                 pass
 
 
-def _engine(tell: Teller, cell_seconds: float, output_bytes: int) -> type[NBClientEngine]:
+def _engine(tell: Teller, job: dict) -> type[NBClientEngine]:
     class Engine(NBClientEngine):
         """papermill's own engine with the client above."""
 
         @classmethod
-        def execute_managed_notebook(
-            cls, nb_man: Any, kernel_name: str, start_timeout: int = 60, **options: Any
-        ) -> Any:
+        def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> Any:
             for unused in ("input_path", "log_output", "stdout_file", "stderr_file", "execution_timeout"):
                 options.pop(unused, None)
-            client = WatchedClient(
-                nb_man,
-                tell,
-                cell_seconds,
-                output_bytes,
-                kernel_name=kernel_name,
-                startup_timeout=start_timeout,
-                **options,
-            )
+            startup = options.pop("start_timeout", 60)
+            client = WatchedClient(nb_man, tell, job, kernel_name=kernel_name, startup_timeout=startup, **options)
             return client.execute()
 
     return Engine
