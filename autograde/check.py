@@ -3,8 +3,8 @@
     evaluate("tensor.RowLinear", RowLinear)     # -> Verdict
     check("tensor.RowLinear", RowLinear)        # in a notebook: shows the verdict, gives the points
 
-A check is a subclass of `Check` in `checks/NN_name.py`. Only its `program` meets the solution, and only on the ranks; what
-is right is computed here.
+A check is a subclass of `Check` in `checks/NN_name.py`. Only its `program` meets the solution, and only on the ranks;
+what is right is computed here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLDED_LINES = 60
 
 
 class Check:
-    """Decides about one exercise. `points` maps each property to what it is worth: the only place where points stand."""
+    """Decides about one exercise. `points` maps each property to what it is worth: the one place where points stand."""
 
     exercise: ClassVar[str] = ""
     points: ClassVar[dict[str, float]] = {}
@@ -44,7 +44,7 @@ class Check:
     measure: ClassVar[bool] = False  # whether the ledger is to hold memory and computation
 
     def cases(self, seed: int, level: str) -> Sequence[Case]:
-        """What to try. `level` is "visible" or "hidden": other world sizes, uneven sizes; `seed` is fresh for hidden ones."""
+        """What to try. `level` is "visible", or "hidden": a fresh seed, other world sizes, uneven sizes."""
         raise NotImplementedError
 
     @staticmethod
@@ -62,7 +62,7 @@ def evaluate(exercise: str, solution: Any, hidden: bool = False, seed: int | Non
 
     With `hidden`, cases with fresh seeds and other sizes run after the visible ones pass; `seed` repeats such cases.
     Other exercises of the lesson that the solution uses are the library's versions; where the solution does better with
-    the learner's own, it gets that verdict. Raises ValueError for an unknown exercise, and never for what a solution does.
+    the learner's own, it gets that verdict. Raises ValueError for an unknown exercise, never for what a solution does.
     """
     if exercise in discover.questions():
         return discover.questions()[exercise].grade(solution)
@@ -92,11 +92,15 @@ def examine(check: Check, sent: Sent, hidden: bool = False, seed: int | None = N
     levels = {"visible": VISIBLE_SEED} | ({"hidden": hidden_seed} if hidden else {})
     trials: list[Trial] = []
     failed: set[str] = set()
+
+    def useless(case: Case) -> bool:
+        return failed.issuperset(case.properties or check.points)
+
     for level, its_seed in levels.items():
         jobs = [(0, case) for case in check.cases(its_seed, level)]
-        for trial in attempt(check, [sent], jobs, skip=lambda case: failed.issuperset(case.properties or check.points)):
+        for trial in attempt(check, [sent], jobs, skip=useless):
             trial.level, trial.findings = level, judge(check, trial)
-            failed |= {finding.property for finding in trial.findings if not finding.passed}
+            failed.update(finding.property for finding in trial.findings if not finding.passed)
             trials.append(trial)
         if failed:
             break

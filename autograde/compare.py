@@ -1,7 +1,7 @@
 """Compare what the ranks returned with what was expected, and say in words what is different.
 
-An error is relative to the largest expected number of that name on any rank, so a gradient of 1e-3 is judged as strictly
-as an output of 1e3. How much is allowed follows from the dtype and has a name: see `allowed`.
+An error is relative to the largest expected number of that name on any rank, so a gradient of 1e-3 is judged as
+strictly as an output of 1e3. How much is allowed follows from the dtype and has a name: see `allowed`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def compare(
 ) -> Finding:
     """Compare one named value: `got` has one for each rank, `expected` is such a list, or one value for all ranks.
 
-    Tensors must agree in shape and dtype, and in every number up to `tolerance`; plain numbers in value; other plain data
-    must be equal. An expected value that is itself a list stands in a list with one for each rank.
+    Tensors must agree in shape and dtype, and in every number up to `tolerance`; plain numbers in value; other plain
+    data must be equal. An expected value that is itself a list stands in a list with one for each rank.
     """
     wanted = expected if isinstance(expected, list) else [expected] * len(got)
     if len(wanted) != len(got):
@@ -144,7 +144,8 @@ def _dtype(tensor: torch.Tensor) -> str:
 def _kind(value: Any) -> str:
     if value is None:
         return "None"
-    name = f"{value.layout} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    sparse = type(value) is torch.Tensor and value.layout != torch.strided
+    name = "sparse tensor" if sparse else type(value).__name__
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 

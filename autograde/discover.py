@@ -61,11 +61,16 @@ def lessons() -> dict[str, str]:
 
 
 def check_of(exercise: str) -> Check:
-    """The check of an exercise; raises ValueError, with the nearest id, where there is none."""
+    """The check of an exercise; raises ValueError where there is none."""
     if exercise not in checks():
-        near = get_close_matches(str(exercise), [*checks(), *questions()], n=1)
-        raise ValueError(f'no exercise is called "{exercise}"' + (f': did you mean "{near[0]}"?' if near else ""))
+        raise ValueError(unknown(exercise))
     return checks()[exercise]()
+
+
+def unknown(exercise: object) -> str:
+    """The error line for an id that neither an exercise nor a question has."""
+    near = get_close_matches(str(exercise), [*checks(), *questions()], n=1)
+    return f'no exercise is called "{exercise}"' + (f': did you mean "{near[0]}"?' if near else "")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""From trials to findings: let the check judge each, turn failures into words, and merge all into one row a property."""
+"""From trials to findings: let the check judge each, turn failures into words, and make one row a property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-check questions: a number, or one of many. Every wrong answer that was foreseen has an explanation of its own."""
+"""Self-check questions: a number, or one of many. Each wrong answer that was foreseen has its own explanation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from autograde.verdict import Finding, Verdict
 class Question:
     """A question with a number (`answer` within `tolerance`, relative) or, where it has choices, one of their letters.
 
-    `choices` maps a letter to `(text, why)`: why it is wrong, or for the right one why it is right. `mistakes` maps wrong
-    numbers that people arrive at to the explanation of each. `unit` is that of the number.
+    `choices` maps a letter to `(text, why)`: why it is wrong, or for the right one why it is right. `mistakes` maps
+    wrong numbers that people arrive at to the explanation of each. `unit` is that of the number.
     """
 
     id: str

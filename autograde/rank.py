@@ -45,11 +45,13 @@ class Answer:
 def work(answer: Answer, plan: bytes, solutions: list[Sent]) -> list[dict]:
     """Do each job of the plan on this rank: `program(solution, case)`.
 
-    `plan` is a pickled `(program, jobs)`, a job `(index of the solution, case)`. Returns, for each job, what the program
-    returned and which entries of the ledger are its own.
+    `plan` is a pickled `(program, jobs)`, a job `(index of the solution, case)`. Returns, for each job, what the
+    program returned and which entries of the ledger are its own.
     """
+    gc.disable()
     program, jobs = pickle.loads(plan)
     shut_away(answer)
+    gc.enable()
     entries = dist.group.WORLD._recorder.entries
     loaded: dict[int, Any] = {}
     done = []
@@ -72,7 +74,7 @@ def shut_away(answer: Answer) -> None:
         if getattr(module, "__file__", None) == answer.file:
             for helper in answer.helpers:
                 vars(module).pop(helper, None)
-    gc.collect()  # a class goes only with its cycles, and could be found among its base's subclasses
+    gc.collect(0)  # a class goes only with its cycles, until then it is found among its base's subclasses
     sys.modules["autograde"] = _silent()
     sys.addaudithook(_Guard(answer))
 

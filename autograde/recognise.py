@@ -1,8 +1,8 @@
 """Recognise a wrong solution: do its outcomes carry the marks of a misconception of that exercise?
 
 A misconception's marks are the facts in which its outcome on a case differs from the library's: a tensor on a rank, a
-missing value, the traffic, the way a run failed. Where a wrong solution has all the marks of one, it is recognised, even
-if it makes other mistakes besides.
+missing value, the traffic, the way a run failed. Where a wrong solution has all the marks of one, it is recognised,
+even if it makes other mistakes besides.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ NOUNS = {
 class Calls:
     """Calls of one operation that every rank is to make; a number can also be a sequence with one for each rank.
 
-    `bytes` is what a rank hands in at each call, as `Communication.bytes`; None accepts any size. `groups` are the groups
-    in which the call may be made, as sequences of global ranks; None is the group of all ranks. A message (send, recv) is
-    between two ranks, whatever the group.
+    `bytes` is what a rank hands in at each call, as `Communication.bytes`; None accepts any size. `groups` are the
+    groups in which the call may be made, as sequences of global ranks; None is the group of all ranks. A message (send,
+    recv) is between two ranks, whatever the group.
     """
 
     op: str
@@ -51,13 +51,14 @@ def expect(property: str, ledger: Ledger, *expected: Calls, look: str = "") -> F
         calls = [call for call in ledger[rank].communications if call.op != "barrier"]
         for item in expected:
             held = [call for call in calls if item.holds(call, len(ledger))]
-            calls = [call for call in calls if call not in held]
-            problem = _counts(item, held, rank) or _sizes(item, held, rank)
+            alike = [other for other in expected if (other.op, other.groups) == (item.op, item.groups)]
+            problem = _counts(alike, held, rank) or _sizes(alike, held, rank)
             if problem:
                 return Finding(property, False, problem, _where(held), look)
-        if calls:
-            seen = f"{_article(calls[0].op)} that should not be there on rank {rank}"
-            return Finding(property, False, seen, _where(calls), look)
+        extra = [call for call in calls if not any(item.holds(call, len(ledger)) for item in expected)]
+        if extra:
+            seen = f"{_article(extra[0].op)} in ranks {list(extra[0].ranks)} that should not be there, on rank {rank}"
+            return Finding(property, False, seen, _where(extra), look)
     return Finding(property, True, _summary(expected), sent_in_words(ledger))
 
 
@@ -101,22 +102,28 @@ def fingerprint(ledger: Ledger) -> list[list[Any]]:
     ]
 
 
-def _counts(item: Calls, held: list[Communication], rank: int) -> str:
-    for way, wanted in (("forward", item.forward), ("backward", item.backward)):
+def _counts(alike: list[Calls], held: list[Communication], rank: int) -> str:
+    for way in ("forward", "backward"):
+        wanted = sum(_of(getattr(item, way), rank) for item in alike)
         number = sum(call.backward == (way == "backward") for call in held)
-        if number != _of(wanted, rank):
-            return f"{_plural(number, item.op)} {way} on rank {rank}, expected {_of(wanted, rank)}"
+        if number != wanted:
+            return f"{_plural(number, alike[0].op)} {way} on rank {rank}, expected {wanted}"
     return ""
 
 
-def _sizes(item: Calls, held: list[Communication], rank: int) -> str:
-    wanted = _of(item.bytes, rank)
-    for call in held:
-        if wanted is not None and call.bytes != wanted:
-            seen = (
-                f"{_article(call.op)} of {size_in_words(call.bytes)} on rank {rank}, expected {size_in_words(wanted)}"
-            )
-            return f"{seen} ({call.bytes / wanted:.3g} times)" if wanted else seen
+def _sizes(alike: list[Calls], held: list[Communication], rank: int) -> str:
+    """Of calls whose numbers are right, the first whose size is not among those expected that way."""
+    for way in ("forward", "backward"):
+        wanted = [_of(item.bytes, rank) for item in alike for _ in range(_of(getattr(item, way), rank))]
+        if None in wanted:
+            continue
+        for call in [call for call in held if call.backward == (way == "backward")]:
+            if call.bytes in wanted:
+                wanted.remove(call.bytes)
+                continue
+            seen = f"{_article(call.op)} {way} of {size_in_words(call.bytes)} on rank {rank}"
+            times = f" ({call.bytes / wanted[0]:.3g} times)" if wanted[0] else ""
+            return f"{seen}, expected {size_in_words(wanted[0])}{times}"
     return ""
 
 

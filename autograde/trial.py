@@ -21,7 +21,7 @@ from fivefold.runtime.pickling import dumps
 from fivefold.runtime.ranks import run
 
 from autograde.discover import lessons
-from autograde.library import copies, definition
+from autograde.library import copies, definition, library_source
 from autograde.rank import Answer, Sent, work
 from autograde.verdict import Finding
 
@@ -89,7 +89,7 @@ def other_exercises(exercise: str, solution: Any) -> dict[str, Any]:
     lesson = lessons().get(exercise)
     ids = [other for other, its in lessons().items() if its == lesson and other != exercise and not other[:1].isdigit()]
     if isinstance(solution, Source):
-        return _in_text(solution, ids)
+        return {} if solution == library_source(exercise) else _in_text(solution, ids)
     if not callable(solution):
         return {}
     module = sys.modules.get(getattr(solution, "__module__", ""))
@@ -148,12 +148,15 @@ def _is_librarys(item: Any) -> bool:
 
 
 def _in_text(solution: Source, ids: Sequence[str]) -> dict[str, Any]:
-    """Of the exercises `ids`, those that the cells define and use."""
+    """Of the exercises `ids`, those that the cells define and that the solution uses, itself or through others."""
     nodes = []
     for _, code in solution.cells:
         with contextlib.suppress(SyntaxError, ValueError):
             nodes += ast.parse(code).body
-    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    used = {inner.id for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    names = defined & used
-    return {other: None for other in ids if other.rpartition(".")[2] in names}
+    defined = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    used, new = set(), {solution.name}
+    while new:
+        used |= new
+        parts = [part for name in new if name in defined for part in ast.walk(defined[name])]
+        new = {part.id for part in parts if isinstance(part, ast.Name)} - used
+    return {other: None for other in ids if other.rpartition(".")[2] in used & defined.keys()}

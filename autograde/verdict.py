@@ -1,7 +1,6 @@
 """What a check answers: points, one finding for each property, and the misconception where one was recognised.
 
-The same verdict as text, as HTML for a notebook (no script, no colours of its own that a theme could hide), and as a dict
-for JSON.
+The same verdict as text, as HTML for a notebook (no script, no colour that a theme could hide), and as a dict for JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from html import escape
 WIDTH = 76  # characters of a verdict's first line
 COLUMN = 36  # characters of what was seen, where a detail stands beside it
 MARKS = {True: "✓", False: "✗", None: "–"}
+PLAIN = "color: inherit; background: transparent; vertical-align: top"
+FRAME = "border: 1px solid rgba(128, 128, 128, 0.45)"
 # Mid tones: about 4.5 : 1 on white and on black alike, so they hold in a light and in a dark theme.
 COLOURS = {True: "#1c8651", False: "#c5512c", None: "#767676"}
 
@@ -38,8 +39,8 @@ class Finding:
 class Verdict:
     """The answer of a check.
 
-    `state` is "passed", "failed", "unsolved", "timed out", "crashed" or "cannot be graded". `note` says on whose versions
-    of other exercises the solution was graded. `folded` are texts, by title, that a reader can open.
+    `state` is "passed", "failed", "unsolved", "timed out", "crashed" or "cannot be graded". `note` says on whose
+    versions of other exercises the solution was graded. `folded` are texts, by title, that a reader can open.
     """
 
     exercise: str
@@ -110,11 +111,11 @@ def as_html(verdict: Verdict) -> str:
     """The verdict as a fragment of HTML with inline styles."""
     rows = "".join(_row(finding) for finding in verdict.findings)
     parts = [
-        '<div style="max-width: 52em; margin: 0.4em 0; padding: 0.6em 1em; border: 1px solid rgba(128, 128, 128, 0.45); '
-        f'border-left: 4px solid {COLOURS[verdict.passed]}; border-radius: 4px; color: inherit; background: transparent">',
+        f'<div style="max-width: 52em; margin: 0.4em 0; padding: 0.6em 1em; {FRAME}; '
+        f'border-left: 4px solid {COLOURS[verdict.passed]}; border-radius: 4px; {PLAIN}">',
         '<div style="display: flex; justify-content: space-between; gap: 2em">'
         f"<strong><code>{escape(verdict.exercise)}</code></strong><strong>{earned_in_words(verdict)}</strong></div>",
-        f'<table style="border-collapse: collapse; margin: 0.5em 0 0; color: inherit"><tbody>{rows}</tbody></table>',
+        f'<table style="border-collapse: collapse; margin: 0.5em 0 0; {PLAIN}"><tbody>{rows}</tbody></table>',
     ]
     if verdict.hint:
         parts.append(f'<p style="margin: 0.7em 0 0">{escape(verdict.hint)}</p>')
@@ -168,31 +169,28 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _row(finding: Finding) -> str:
-    cell = (
-        "padding: 0.15em 0.9em 0.15em 0; text-align: left; vertical-align: top; color: inherit; background: transparent"
-    )
-    mark = f'<strong style="color: {COLOURS[finding.passed]}">{MARKS[finding.passed]}</strong>'
-    seen = escape(finding.seen)
+    seen, beside = escape(finding.seen), escape(finding.detail)
     if finding.passed is False:
-        seen = f"<strong>{seen}</strong>{_below(finding.detail)}{_below(finding.look)}"
-    beside = escape(finding.detail) if finding.passed is not False else ""
-    return (
-        f'<tr style="background: transparent"><td style="{cell}">{mark}</td><td style="{cell}">{escape(finding.property)}</td>'
-        f'<td style="{cell}"{"" if beside else " colspan=2"}>{seen}</td>'
-        f"{f'<td style={chr(34)}{cell}; opacity: 0.75{chr(34)}>{beside}</td>' if beside else ''}</tr>"
-    )
+        seen, beside = f"<strong>{seen}</strong>{_below(finding.detail)}{_below(finding.look)}", ""
+    mark = f'<strong style="color: {COLOURS[finding.passed]}">{MARKS[finding.passed]}</strong>'
+    cells = [_cell(mark), _cell(escape(finding.property))]
+    cells += [_cell(seen), _cell(beside, "opacity: 0.75")] if beside else [_cell(seen, span=2)]
+    return f'<tr style="background: transparent">{"".join(cells)}</tr>'
+
+
+def _cell(content: str, style: str = "", span: int = 1) -> str:
+    spans = f' colspan="{span}"' if span > 1 else ""
+    return f'<td{spans} style="padding: 0.15em 0.9em 0.15em 0; text-align: left; {PLAIN}; {style}">{content}</td>'
 
 
 def _below(text: str) -> str:
     if not text:
         return ""
     if "\n" in text:
-        return f'<pre style="margin: 0.3em 0; white-space: pre-wrap; color: inherit; background: transparent">{escape(text)}</pre>'
+        return f'<pre style="margin: 0.3em 0; white-space: pre-wrap; {PLAIN}">{escape(text)}</pre>'
     return f"<br>{escape(text)}"
 
 
 def _fold(title: str, text: str) -> str:
-    body = (
-        f'<pre style="margin: 0.3em 0; overflow-x: auto; color: inherit; background: transparent">{escape(text)}</pre>'
-    )
+    body = f'<pre style="margin: 0.3em 0; overflow-x: auto; {PLAIN}">{escape(text)}</pre>'
     return f'<details style="margin-top: 0.5em"><summary>{escape(title)}</summary>{body}</details>'

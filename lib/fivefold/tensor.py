@@ -25,9 +25,9 @@ class _CopyToRanks(torch.autograd.Function):
 def copy_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Let every rank of `group` go on with the same `x`: the function f of Megatron-LM (section 3, figure 3).
 
-    x: any shape, equal on all ranks of the group. Returns it unchanged. No communication forward; backward, the gradient
-    of x is the sum of the gradients that the ranks have for their copies: one all-reduce. The gradient that comes in is
-    left as it is.
+    x: any shape, equal on all ranks of the group. Returns it unchanged. No communication forward; backward, the
+    gradient of x is the sum of the gradients that the ranks have for their copies: one all-reduce. The gradient that
+    comes in is left as it is.
     """
     return _CopyToRanks.apply(x, group)
 
@@ -47,9 +47,9 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def sum_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Add up what the ranks of `group` hold, so that all hold the sum: the function g of Megatron-LM (section 3, figure 3).
+    """Add up what the ranks of `group` hold, so that all hold the sum: the function g of Megatron-LM (section 3).
 
-    x: any shape, the same on all ranks of the group; it is left as it is. Returns the sum: one all-reduce. Backward, every
-    rank already has the gradient of the sum, and it is the gradient of each part: no communication.
+    x: any shape, the same on all ranks of the group; it is left as it is. Returns the sum: one all-reduce. Backward,
+    every rank already has the gradient of the sum, and it is the gradient of each part: no communication.
     """
     return _SumOverRanks.apply(x, group)
