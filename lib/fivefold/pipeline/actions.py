@@ -102,6 +102,14 @@ class Receive:
 
 
 AnyAction = Action | Overlapped | Send | Receive
+KINDS = (Forward, Backward, InputGradient, WeightGradient)
+
+
+def is_computation(action: object) -> bool:
+    """Whether this is one of the four kinds of work, or a forward and a backward overlapped."""
+    if isinstance(action, Overlapped):
+        return type(action.forward) is Forward and type(action.backward) in (Backward, InputGradient)
+    return type(action) in KINDS
 
 
 @dataclass(frozen=True)
@@ -115,28 +123,27 @@ class Schedule:
     name: str = field(compare=False)
     num_microbatches: int
     routes: tuple[tuple[int, ...], ...]
-    ranks: tuple[tuple[AnyAction, ...], ...]
+    actions: tuple[tuple[AnyAction, ...], ...]  # by rank
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "routes", tuple(tuple(route) for route in self.routes))
-        object.__setattr__(self, "ranks", tuple(tuple(actions) for actions in self.ranks))
+        object.__setattr__(self, "actions", tuple(tuple(actions) for actions in self.actions))
         if self.num_microbatches < 1:
             raise ValueError(f"a pipeline needs at least 1 micro-batch, {self.num_microbatches} were given")
-        if not self.ranks:
+        if not self.actions:
             raise ValueError("a pipeline needs at least 1 rank, 0 were given")
-
-        used = 1 + max(rank for route in self.routes for rank in route)
-        if len(self.ranks) != used:
-            raise ValueError(f"the stages are on {used} ranks, but there are lists for {len(self.ranks)}")
+        used = 1 + max((rank for route in self.routes for rank in route), default=-1)
+        if len(self.actions) != used:
+            raise ValueError(f"the stages are on {used} ranks, but there are lists for {len(self.actions)}")
 
     @property
     def has_messages(self) -> bool:
         """Whether sends and receives stand in the lists; without them a value travels by itself."""
-        return any(isinstance(action, Send | Receive) for actions in self.ranks for action in actions)
+        return any(isinstance(action, Send | Receive) for actions in self.actions for action in actions)
 
     @property
     def num_ranks(self) -> int:
-        return len(self.ranks)
+        return len(self.actions)
 
     @property
     def num_stages(self) -> int:
@@ -149,6 +156,19 @@ class Schedule:
     def stages_of(self, rank: int) -> list[int]:
         """The stages whose parameters this rank holds, in the order of the model."""
         return [s for s in range(self.num_stages) if any(route[s] == rank for route in self.routes)]
+
+    def ranks_of(self, stage: int) -> list[int]:
+        """The ranks that hold a copy of this stage's parameters: one, or two where there are two routes."""
+        return sorted({route[stage] for route in self.routes})
+
+    def holds(self, rank: int, action: object) -> bool:
+        """Whether this is computation on stages and micro-batches that exist and are on this rank."""
+        return is_computation(action) and all(
+            step.stage in range(self.num_stages)
+            and step.microbatch in range(self.num_microbatches)
+            and self.rank_of(step.stage, step.microbatch) == rank
+            for step in action.steps
+        )
 
     def needs(self, step: Action) -> list[Value]:
         """The values that must be on the rank before this step can start."""
@@ -176,11 +196,11 @@ class Schedule:
 
     def to_csv(self) -> str:
         """The lists in the form that torch's `_PipelineScheduleRuntime._load_csv` reads, one line a rank."""
-        return "\n".join(",".join(_torch_name(action) for action in actions) for actions in self.ranks) + "\n"
+        return "\n".join(",".join(_torch_name(action) for action in actions) for actions in self.actions) + "\n"
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.num_ranks} ranks, {self.num_stages} stages, {self.num_microbatches} micro-batches"
-        return "\n".join([head] + [f"rank {r}  " + " ".join(map(str, a)) for r, a in enumerate(self.ranks)])
+        return "\n".join([head] + [f"rank {r}  " + " ".join(map(str, a)) for r, a in enumerate(self.actions)])
 
 
 def _torch_name(action: AnyAction) -> str:
@@ -195,7 +215,9 @@ def straight(num_ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def looped(num_ranks: int, num_chunks: int) -> tuple[tuple[int, ...], ...]:
-    """`num_chunks` stages a rank, dealt out in turn: stage s is on rank s mod p."""
+    """`num_chunks` stages a rank, dealt out in turn: stage s is on rank s mod p. ValueError below 1 of either."""
+    if num_ranks < 1 or num_chunks < 1:
+        raise ValueError(f"a pipeline needs at least 1 rank and 1 chunk, {num_ranks} and {num_chunks} were given")
     return (tuple(range(num_ranks)) * num_chunks,)
 
 

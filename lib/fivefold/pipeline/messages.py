@@ -17,17 +17,17 @@ def order_messages(schedule: Schedule) -> Schedule:
     that moment into both lists. Of all messages that are left, the one written first can then always happen.
     Raises ValueError where the schedule cannot reach its end.
     """
-    lists = [[] for _ in schedule.ranks]
+    lists = [[] for _ in schedule.actions]
     done = [0] * schedule.num_ranks
-    there = [set() for _ in schedule.ranks]  # the values on each rank
+    there = [set() for _ in schedule.actions]  # the values on each rank
 
     def can_start(rank: int) -> bool:
-        if done[rank] == len(schedule.ranks[rank]):
+        if done[rank] == len(schedule.actions[rank]):
             return False
-        return all(there[rank].issuperset(schedule.needs(step)) for step in schedule.ranks[rank][done[rank]].steps)
+        return all(there[rank].issuperset(schedule.needs(step)) for step in schedule.actions[rank][done[rank]].steps)
 
     while ready := [rank for rank in range(schedule.num_ranks) if can_start(rank)]:
-        actions = [schedule.ranks[rank][done[rank]] for rank in ready]
+        actions = [schedule.actions[rank][done[rank]] for rank in ready]
         for rank, action in zip(ready, actions, strict=True):
             lists[rank].append(action)
             done[rank] += 1
@@ -39,6 +39,6 @@ def order_messages(schedule: Schedule) -> Schedule:
                     lists[rank].append(Send(value, peer))
                     lists[peer].append(Receive(value, rank))
                     there[peer].add(value)
-    if done != [len(actions) for actions in schedule.ranks]:
+    if done != [len(actions) for actions in schedule.actions]:
         raise ValueError(f"{schedule.name} cannot reach its end, so its messages have no order: find_faults tells why")
     return Schedule(schedule.name, schedule.num_microbatches, schedule.routes, lists)

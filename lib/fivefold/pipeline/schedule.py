@@ -56,16 +56,15 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
     chunk, then the next p; backwards take them in the same way from the last chunk to the first. Rank r warms up with
     min(2(p-r-1) + (v-1)p, mv) forwards, then alternates one forward and one backward, then does the backwards left.
     Idle by makespan: (p-1)(T_F + T_B), of one chunk. Live chunks on rank 0: at most (v+1)p - 1.
-    Raises ValueError where p does not divide m, or v is below 1.
+    Raises ValueError where p does not divide m, or p or v is below 1.
     Narayanan et al. 2021, Efficient large-scale language model training, section 2.2.2.
     """
     p, m, v = num_ranks, num_microbatches, num_chunks
+    routes = looped(p, v)
     if m % p:
         raise ValueError(
-            f"interleaved needs a multiple of the {p} ranks as micro-batches, {m} were given: choose {m - m % p + p}"
+            f"interleaved needs a multiple of {p} micro-batches on {p} ranks, {m} were given: choose {m - m % p + p}"
         )
-    if v < 1:
-        raise ValueError(f"interleaved needs at least 1 chunk a rank, {v} were given")
     forwards = [f"F{k // p % v}" for k in range(m * v)]
     backwards = [f"B{v - 1 - k // p % v}" for k in range(m * v)]
     lists = []
@@ -74,4 +73,4 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
         steady = [word for pair in zip(forwards[warmup:], backwards, strict=False) for word in pair]
         words = forwards[:warmup] + steady + backwards[m * v - warmup :]
         lists.append(in_order(words, stages=range(rank, v * p, p)))
-    return Schedule("interleaved 1F1B", m, looped(p, v), lists)
+    return Schedule("interleaved 1F1B", m, routes, lists)

@@ -141,7 +141,7 @@ def simulate(schedule: Schedule, durations: Durations | None = None, iterations:
     run = _Run(schedule, durations, iterations)
     while any([run.advance(rank) for rank in range(schedule.num_ranks)]):
         pass
-    waiting = {r: k % len(schedule.ranks[r]) for r, k in enumerate(run.position) if k < run.length(r)}
+    waiting = {r: k % len(schedule.actions[r]) for r, k in enumerate(run.position) if k < run.length(r)}
     return Simulation(schedule, tuple(map(tuple, run.events)), waiting)
 
 
@@ -166,15 +166,15 @@ class _Run:
         self.travels = not schedule.has_messages
         self.position = [0] * schedule.num_ranks
         self.clock = [0.0] * schedule.num_ranks
-        self.events: list[list[Event]] = [[] for _ in schedule.ranks]
-        self.arrived: list[dict[tuple[int, Value], float]] = [{} for _ in schedule.ranks]
+        self.events: list[list[Event]] = [[] for _ in schedule.actions]
+        self.arrived: list[dict[tuple[int, Value], float]] = [{} for _ in schedule.actions]
 
     def length(self, rank: int) -> int:
-        return len(self.schedule.ranks[rank]) * self.iterations
+        return len(self.schedule.actions[rank]) * self.iterations
 
     def head(self, rank: int) -> AnyAction | None:
         """The action that the rank has come to."""
-        actions = self.schedule.ranks[rank]
+        actions = self.schedule.actions[rank]
         return actions[self.position[rank] % len(actions)] if self.position[rank] < self.length(rank) else None
 
     def advance(self, rank: int) -> bool:
@@ -187,9 +187,11 @@ class _Run:
         return self.position[rank] > before
 
     def iteration(self, rank: int) -> int:
-        return self.position[rank] // len(self.schedule.ranks[rank])
+        return self.position[rank] // len(self.schedule.actions[rank])
 
     def compute(self, rank: int, action: AnyAction) -> bool:
+        if not self.schedule.holds(rank, action):
+            return False
         iteration, arrived = self.iteration(rank), self.arrived[rank]
         needed = [(iteration, value) for step in action.steps for value in self.schedule.needs(step)]
         if not all(key in arrived for key in needed):
@@ -225,7 +227,7 @@ class _Run:
 
     def record(self, rank: int, action: AnyAction, start: float) -> None:
         end = start + self.durations.of(action)
-        index, iteration = self.position[rank] % len(self.schedule.ranks[rank]), self.iteration(rank)
+        index, iteration = self.position[rank] % len(self.schedule.actions[rank]), self.iteration(rank)
         self.events[rank].append(Event(rank, index, action, start, end, iteration))
         self.clock[rank] = end
         self.position[rank] += 1

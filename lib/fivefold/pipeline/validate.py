@@ -6,20 +6,20 @@ from collections import Counter
 from dataclasses import dataclass
 
 from fivefold.pipeline.actions import (
+    KINDS,
     Action,
+    AnyAction,
     Backward,
     Forward,
     InputGradient,
-    Overlapped,
     Receive,
     Schedule,
     Send,
     Value,
     WeightGradient,
+    is_computation,
 )
 from fivefold.pipeline.simulate import simulate
-
-KINDS = (Forward, Backward, InputGradient, WeightGradient)
 
 
 @dataclass(frozen=True)
@@ -70,30 +70,23 @@ def find_faults(schedule: Schedule) -> list[Fault]:
 
 def _misplaced(schedule: Schedule, rank: int) -> list[Fault]:
     """Entries that are no action, and those whose stage or micro-batch does not exist or is not on this rank."""
-    faults = []
-    for index, action in enumerate(schedule.ranks[rank]):
-        if isinstance(action, Send | Receive):
-            continue
-        if not _is_computation(action):
-            faults.append(Fault(rank, index, f"{action!r} is not an action"))
-            continue
-        for step in action.steps:
-            if step.microbatch not in range(schedule.num_microbatches):
-                reason = f"there is no micro-batch {step.microbatch}: the last is {schedule.num_microbatches - 1}"
-            elif step.stage not in range(schedule.num_stages):
-                reason = f"there is no stage {step.stage}: the last is {schedule.num_stages - 1}"
-            elif rank != (home := schedule.rank_of(step.stage, step.microbatch)):
-                reason = f"{step.title} of micro-batch {step.microbatch} on stage {step.stage}, which is on rank {home}"
-            else:
-                continue
-            faults.append(Fault(rank, index, reason))
-    return faults
+    wrong = [
+        (index, action)
+        for index, action in enumerate(schedule.actions[rank])
+        if not isinstance(action, Send | Receive) and not schedule.holds(rank, action)
+    ]
+    return [Fault(rank, index, _misfit(schedule, rank, action)) for index, action in wrong]
 
 
-def _is_computation(action: object) -> bool:
-    if isinstance(action, Overlapped):
-        return type(action.forward) is Forward and type(action.backward) in (Backward, InputGradient)
-    return type(action) in KINDS
+def _misfit(schedule: Schedule, rank: int, action: AnyAction) -> str:
+    for step in action.steps if is_computation(action) else ():
+        if step.microbatch not in range(schedule.num_microbatches):
+            return f"there is no micro-batch {step.microbatch}: the last is {schedule.num_microbatches - 1}"
+        if step.stage not in range(schedule.num_stages):
+            return f"there is no stage {step.stage}: the last is {schedule.num_stages - 1}"
+        if rank != (home := schedule.rank_of(step.stage, step.microbatch)):
+            return f"{step.title} of micro-batch {step.microbatch} on stage {step.stage}, which is on rank {home}"
+    return f"{action!r} is not an action"
 
 
 def _name(schedule: Schedule, step: Action) -> str:
@@ -106,9 +99,9 @@ def _name(schedule: Schedule, step: Action) -> str:
 def _out_of_order(schedule: Schedule, rank: int) -> list[Fault]:
     """Steps done twice, and backwards and weight gradients before what they follow."""
     faults = []
-    listed = {step for action in schedule.ranks[rank] for step in action.steps}
+    listed = {step for action in schedule.actions[rank] for step in action.steps}
     seen: dict[Action, int] = {}
-    for index, action in enumerate(schedule.ranks[rank]):
+    for index, action in enumerate(schedule.actions[rank]):
         for step in action.steps:
             place = (step.stage, step.microbatch)
             full, first = Backward(*place), Forward(*place)
@@ -126,7 +119,7 @@ def _out_of_order(schedule: Schedule, rank: int) -> list[Fault]:
 
 def _missing(schedule: Schedule, rank: int) -> list[Fault]:
     """Steps that some micro-batch on some stage of this rank never gets."""
-    listed = {step for action in schedule.ranks[rank] for step in action.steps}
+    listed = {step for action in schedule.actions[rank] for step in action.steps}
     faults = []
     for stage in schedule.stages_of(rank):
         for microbatch in range(schedule.num_microbatches):
@@ -145,14 +138,14 @@ def _missing(schedule: Schedule, rank: int) -> list[Fault]:
 def _messages(schedule: Schedule) -> list[Fault]:
     """Messages that are missing, in excess, or in another order at the other end."""
     wanted = Counter()
-    for rank, actions in enumerate(schedule.ranks):
+    for rank, actions in enumerate(schedule.actions):
         for value in (schedule.makes(step) for action in actions for step in action.steps):
             peer = schedule.receiver(value) if value else None
             if peer is not None:
                 wanted[rank, Send(value, peer)] += 1
                 wanted[peer, Receive(value, rank)] += 1
     faults = []
-    for rank, actions in enumerate(schedule.ranks):
+    for rank, actions in enumerate(schedule.actions):
         for index, action in enumerate(actions):
             if isinstance(action, Send | Receive):
                 wanted.subtract([(rank, action)])
@@ -171,7 +164,7 @@ def _message(action: Send | Receive) -> str:
 def _crossed(schedule: Schedule) -> list[Fault]:
     """For each pair of ranks, the first receive that is not what the other rank sends at that point."""
     sends, receives = {}, {}
-    for rank, actions in enumerate(schedule.ranks):
+    for rank, actions in enumerate(schedule.actions):
         for index, action in enumerate(actions):
             if isinstance(action, Send):
                 sends.setdefault((rank, action.peer), []).append(action.value)
@@ -196,12 +189,12 @@ def _waiting(schedule: Schedule) -> list[Fault]:
 
 def _cause(schedule: Schedule, waiting: dict[int, int], rank: int) -> tuple[int, str]:
     """The rank for which this one waits, and the reason in words."""
-    action = schedule.ranks[rank][waiting[rank]]
+    action = schedule.actions[rank][waiting[rank]]
     needed = [(_message(action), action.value)] if isinstance(action, Send) else []
     needed += [(_name(schedule, step), value) for step in action.steps for value in schedule.needs(step)]
     for what, value in needed:
         source, index = _supply(schedule, rank, value)
-        if index >= waiting.get(source, len(schedule.ranks[source])):
+        if index >= waiting.get(source, len(schedule.actions[source])):
             who = "it" if source == rank else f"rank {source}"
             return source, f"{what} waits for the {value}, which {who} has only after action {index}"
     at = f"is at action {waiting[action.peer]}" if action.peer in waiting else "has finished"
@@ -210,9 +203,9 @@ def _cause(schedule: Schedule, waiting: dict[int, int], rank: int) -> tuple[int,
 
 def _supply(schedule: Schedule, rank: int, value: Value) -> tuple[int, int]:
     """The rank and the action from which a value comes: this rank's receive, or else the action that makes it."""
-    for index, action in enumerate(schedule.ranks[rank]):
+    for index, action in enumerate(schedule.actions[rank]):
         if isinstance(action, Receive) and action.value == value:
             return rank, index
     maker = schedule.rank_of(value.stage, value.microbatch)
-    made = [[schedule.makes(step) for step in action.steps] for action in schedule.ranks[maker]]
+    made = [[schedule.makes(step) for step in action.steps] for action in schedule.actions[maker]]
     return maker, next(index for index, values in enumerate(made) if value in values)

@@ -15,8 +15,9 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     num_ranks: p, one stage on each. num_microbatches: m, also fewer than p.
     Returns a Schedule. Each rank takes F, I and W in turn, I p-1-r steps behind F and W r steps behind I: as many
     forwards as 1F1B warms up with, then F and I alternate, later F, I and W, and the rest of W comes last.
-    Idle by makespan: (p-1)(T_F + T_I - T_W), for m >= p. Alive, from F to W: at most p on every rank.
-    Qi et al. 2023, Zero bubble pipeline parallelism, section 2.2.
+    Idle by makespan: (p-1)(T_F + T_I - T_W), for m >= p and T_W no longer than T_F and T_I. Alive, from F to W: at
+    most p on every rank.
+    Qi et al. 2023, Zero bubble pipeline parallelism, section 2.
     """
     p, m = num_ranks, num_microbatches
     lists = []
@@ -32,9 +33,9 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
     num_ranks: p, one stage on each. num_microbatches: m, also fewer than p.
     Returns a Schedule. Each rank takes F, I and W in turn, I 2(p-1-r) steps behind F and W 2r steps behind I.
-    Idle inside a rank's first-to-last window: (p-1)(T_F + T_I - 2T_W), for m >= 2p-1; by makespan it is no better
-    than ZB-H1. Alive, from F to W: at most 2p-1 on every rank.
-    Qi et al. 2023, Zero bubble pipeline parallelism, section 2.3.
+    Idle inside a rank's first-to-last window: at most (p-1)(T_F + T_I - 2T_W), for m >= 2p-1 and T_W no longer than
+    T_F and T_I; by makespan it is no better than ZB-H1. Alive, from F to W: at most 2p-1 on every rank.
+    Qi et al. 2023, Zero bubble pipeline parallelism, section 2.
     """
     p, m = num_ranks, num_microbatches
     lists = []
@@ -54,7 +55,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     then of W0.
     Idle inside a rank's first-to-last window: 0 at equal times. Alive: at most 2p half stages on every rank.
     Raises ValueError where m is below 2p-1.
-    Qi et al. 2024, Pipeline parallelism with controllable memory, section 3.
+    Qi et al. 2023, Zero bubble pipeline parallelism, section 6.
     """
     p, m = num_ranks, num_microbatches
     if m < 2 * p - 1:
@@ -85,7 +86,8 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     2(h-q-1) times; F0 F1, q+1 times; I1 W F1, h-q-1 times; F0&B1 F1&B0, m/2-p+q+1 times, where the two middle ranks
     do the very first pair as F0, then B1; B1 F1&B0, h-q-1 times; B1 B0, q+1 times, the second half of these 2(q+1)
     split, so I; W I0, h-q-1 times; W, q+1 times. W takes the oldest weight gradient owed.
-    Idle: (p/2-1)(T_F&B + T_B - 3T_W), T_B the whole backward. Alive: at most p+1 on every rank.
+    Idle by makespan: (p/2-1)(T_F&B + T_B - 3T_W), T_B the whole backward, where T_F = T_I and T_W is no longer. Alive:
+    p+1 on every rank.
     Raises ValueError where p or m is odd, or m is below 2p.
     DeepSeek-AI 2024, DeepSeek-V3 technical report, section 3.2.1.
     """
