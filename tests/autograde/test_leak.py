@@ -96,7 +96,7 @@ def set_source(name: str, old: str, new: str):
 
 PLANTED = [
     ("a line of a body", set_source("toy-middle", "raise", "return low + _half(high - low)\n    raise")),
-    ("a comment of a body", set_source("toy-middle", "# YOUR", "# Whoever gets this wrong returns half the width.\n    # YOUR")),
+    ("a comment", set_source("toy-middle", "# YOUR", "# Whoever gets this wrong returns half the width.\n    # YOUR")),
     ("a line of a helper", set_source("toy-middle", "raise", "return x / 2\n    raise")),
     ("a line of a method", set_source("toy-Counter", "raise", "self.now = start\n        raise")),
     ("the mended line", set_source("toy-round_up", "return math.floor(x)", "return math.ceil(x)")),
