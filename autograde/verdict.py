@@ -103,7 +103,7 @@ def as_text(verdict: Verdict) -> str:
     for finding in verdict.findings:
         lines += _finding_lines(finding, name)
     for text in (verdict.hint, verdict.note):
-        lines += ["", *textwrap.wrap(text, WIDTH)] if text else []
+        lines += ["", *_wrap(text, WIDTH)] if text else []
     return "\n".join(lines)
 
 
@@ -154,7 +154,7 @@ def _finding_lines(finding: Finding, name: int) -> list[str]:
         seen = f"{finding.seen.ljust(COLUMN)}  {finding.detail}" if finding.detail else finding.seen
         return [f"{start}{seen}".rstrip()]
     margin = " " * len(start)
-    seen = textwrap.wrap(finding.seen, max(WIDTH - len(start), 40)) or [""]
+    seen = _wrap(finding.seen, WIDTH - len(start))
     lines = [start + seen[0], *(margin + line for line in seen[1:])]
     for text in (finding.detail, finding.look):
         lines += [
@@ -165,7 +165,9 @@ def _finding_lines(finding: Finding, name: int) -> list[str]:
 
 def _wrap(line: str, width: int) -> list[str]:
     """Prose is wrapped; what is indented, such as a traceback or a table, is left as it is."""
-    return [line] if line != line.lstrip() or "  " in line else textwrap.wrap(line, max(width, 40)) or [""]
+    if line != line.lstrip() or "  " in line:
+        return [line]
+    return textwrap.wrap(line, max(width, 40), break_on_hyphens=False) or [""]
 
 
 def _row(finding: Finding) -> str:
