@@ -17,12 +17,12 @@ from fivefold.runtime.traffic import Traffic
 class Communication:
     """One call of `torch.distributed` on one rank.
 
-    `bytes` is the size of what this rank hands in: the whole tensor for an all-reduce, a broadcast, a send; its own shard
-    for an all-gather; the whole input, all n pieces, for a reduce-scatter and an all-to-all; 0 for a receive.
+    `bytes` is the size of what this rank hands in: the whole tensor for an all-reduce, a broadcast, a send; its own
+    shard for an all-gather; the whole input, all n pieces, for a reduce-scatter and an all-to-all; 0 for a receive.
     """
 
     index: int  # position among this rank's entries
-    op: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, barrier
+    op: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, barrier, send, recv
     group: str  # name of the group: "world", or the name it was given
     ranks: tuple[int, ...]  # global ranks of the group, in the group's order
     sequence: int  # collectives: its number in the group; messages: its number among those of this pair and tag
@@ -141,8 +141,8 @@ def sent_bytes(call: Communication) -> float:
     """Bytes that leave one rank of n, for M bytes handed in, with ring algorithms (Thakur et al. 2005).
 
     all-reduce 2(n-1)/n·M; reduce-scatter (n-1)/n·M; all-gather (n-1)·M, M being one shard; all-to-all what is meant for
-    others; a message M. Rooted ones: broadcast, gather and reduce (n-1)/n·M as the mean over ranks; scatter the same of the
-    root's whole input.
+    others; a message M. Rooted ones: broadcast, gather and reduce (n-1)/n·M as the mean over ranks; scatter the same of
+    the root's whole input.
     """
     n, m = len(call.ranks), call.bytes
     if call.op == "all_reduce":

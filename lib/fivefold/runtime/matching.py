@@ -1,8 +1,8 @@
 """Matching: does every operation of a run meet its counterparts on the other ranks?
 
 The referee hears of each operation before it is executed. It says "go" when all that take part have called it and
-agree, so a disagreement is a report instead of garbage, and a deadlock is seen the moment it exists: every unfinished rank
-waits for an operation that nobody can match any more. It knows nothing of processes; the supervisor feeds it.
+agree, so a disagreement is a report instead of garbage, and a deadlock is seen the moment it exists: every unfinished
+rank waits for an operation that nobody can match any more. It knows nothing of processes; the supervisor feeds it.
 """
 
 from __future__ import annotations

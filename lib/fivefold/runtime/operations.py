@@ -29,11 +29,8 @@ class Operation:
     order: int = 0  # among operations, by when they were ready
     blocker: Operation | None = None  # the operation that kept its links busy
     ended: bool = False
+    key: tuple = ()  # the same for operations that take the same time and the same links
     exposed: dict[int, float] = field(default_factory=dict)
-
-    @property
-    def call(self) -> Communication:
-        return next(call for call in self.calls if call is not None)
 
     @property
     def seconds(self) -> float:

@@ -9,7 +9,7 @@ each direction of a link, one operation at a time in each group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fivefold.runtime.cluster import Cluster
 from fivefold.runtime.ledger import Communication, Computation, Ledger, Wait
@@ -101,7 +101,10 @@ def _result(simulation: Simulation, unit: str) -> Replay:
     times, begun = simulation.times, simulation.begun
     ends = [own[-1][1] for own in times if own] + [operation.end for operation in begun]
     spans = [span for rank in range(len(times)) for span in _own_spans(simulation, rank)]
-    spans += [_transfer(o, rank, o.start, o.end, "link") for o in begun if o.seconds for rank in o.ranks]
+    for operation in begun:
+        if operation.seconds:
+            first = _transfer(operation, operation.ranks[0], operation.start, operation.end, "link", _detail(operation))
+            spans += [first, *(replace(first, rank=rank) for rank in operation.ranks[1:])]
     return Replay(
         spans, len(times), max(ends, default=0.0), unit, begun, simulation.links.bytes(), times, _path(simulation)
     )
@@ -135,10 +138,13 @@ def _operation(simulation: Simulation, rank: int, entry: Communication | Wait) -
     return simulation.of[rank][entry.of if isinstance(entry, Wait) else entry.index]
 
 
-def _transfer(operation: Operation, rank: int, begin: float, end: float, lane: str) -> Span:
-    name = operation.op.replace("_", "-")
-    detail = f"{operation}: {operation.call.bytes} bytes. {operation.call.line}"
-    return Span(rank, begin, end, "comm", name, operation.group, lane, detail=detail)
+def _transfer(operation: Operation, rank: int, begin: float, end: float, lane: str, detail: str = "") -> Span:
+    return Span(rank, begin, end, "comm", operation.op.replace("_", "-"), operation.group, lane, detail=detail)
+
+
+def _detail(operation: Operation) -> str:
+    call = operation.calls[0]
+    return f"{operation}, {call.bytes:,} bytes from rank {operation.ranks[0]}. {call.line}".rstrip()
 
 
 def _path(simulation: Simulation) -> list[Span]:

@@ -109,8 +109,7 @@ class Links:
 
     def take(self, now: float, operation: Operation) -> bool:
         """Begin the operation if everything that it needs is free; else let it wait for the first thing that is not."""
-        key = self._key(operation)
-        seconds, needed, _ = self._known[key]
+        seconds, needed, _ = self._known[self._key(operation)]
         for port in needed:
             if port in self._busy:
                 operation.blocker = self._busy[port]
@@ -118,14 +117,14 @@ class Links:
                 return False
         for port in needed:
             self._busy[port] = operation
-        self._uses[key] += 1
+        self._uses[operation.key] += 1
         operation.start, operation.end = now, now + seconds
         return True
 
     def release(self, operation: Operation) -> list[Operation]:
         """Free what it held; answers with those that waited for that, the one that was ready first, first."""
         waiting: list[Operation] = []
-        for port in self._known[self._key(operation)][1]:
+        for port in self._known[operation.key][1]:
             del self._busy[port]
             waiting += self._queues.pop(port, ())
         return sorted(waiting, key=lambda other: other.order)
@@ -140,9 +139,11 @@ class Links:
 
     def _key(self, operation: Operation) -> tuple:
         """Operations of one kind and size on the same ranks take the same; the sums are done once."""
+        if operation.key:
+            return operation.key
         calls = operation.calls
-        sizes = tuple(call.splits or call.bytes for call in calls)
-        key = operation.op, operation.group, operation.ranks, calls[0].peer, sizes
+        sizes = tuple([call.splits or call.bytes for call in calls])
+        key = operation.key = (operation.op, operation.group, operation.ranks, calls[0].peer, sizes)
         if key not in self._known:
             needed: list = timing.ports(calls, self._cluster)
             if operation.op != "send":

@@ -1,4 +1,4 @@
-"""The watched group: every operation of `torch.distributed` gives gloo's answer, is recorded once, and counted right."""
+"""The watched group: every operation of `torch.distributed` gives gloo's answer and is recorded once, counted right."""
 
 import pytest
 import torch
