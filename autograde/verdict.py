@@ -111,8 +111,8 @@ def as_html(verdict: Verdict) -> str:
     """The verdict as a fragment of HTML with inline styles."""
     rows = "".join(_row(finding) for finding in verdict.findings)
     parts = [
-        f'<div style="max-width: 52em; margin: 0.4em 0; padding: 0.6em 1em; {FRAME}; '
-        f'border-left: 4px solid {COLOURS[verdict.passed]}; border-radius: 4px; {PLAIN}">',
+        f'<div style="max-width: 62em; margin: 0.4em 0; padding: 0.6em 1em; {FRAME}; '
+        f'border-left: 4px solid {COLOURS[None if verdict.state == "unsolved" else verdict.passed]}; border-radius: 4px; {PLAIN}">',
         '<div style="display: flex; justify-content: space-between; gap: 2em">'
         f"<strong><code>{escape(verdict.exercise)}</code></strong><strong>{earned_in_words(verdict)}</strong></div>",
         f'<table style="border-collapse: collapse; margin: 0.5em 0 0; {PLAIN}"><tbody>{rows}</tbody></table>',
@@ -175,7 +175,7 @@ def _row(finding: Finding) -> str:
     if finding.passed is False:
         seen, beside = f"<strong>{seen}</strong>{_below(finding.detail)}{_below(finding.look)}", ""
     mark = f'<strong style="color: {COLOURS[finding.passed]}">{MARKS[finding.passed]}</strong>'
-    cells = [_cell(mark), _cell(escape(finding.property))]
+    cells = [_cell(mark), _cell(escape(finding.property), "white-space: nowrap")]
     cells += [_cell(seen), _cell(beside, "opacity: 0.75")] if beside else [_cell(seen, span=2)]
     return f'<tr style="background: transparent">{"".join(cells)}</tr>'
 
@@ -189,7 +189,7 @@ def _below(text: str) -> str:
     if not text:
         return ""
     if "\n" in text:
-        return f'<pre style="margin: 0.3em 0; white-space: pre-wrap; {PLAIN}">{escape(text)}</pre>'
+        return f'<pre style="margin: 0.3em 0; white-space: pre; overflow-x: auto; max-width: 56em; {PLAIN}">{escape(text)}</pre>'
     return f"<br>{escape(text)}"
 
 

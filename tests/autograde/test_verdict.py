@@ -27,9 +27,8 @@ def sample(**changes):
         Finding("traffic", True, "1 all-reduce forward, 0 backward", "6.1 kB a rank"),
         Finding("hidden cases", None, "run after the visible ones pass"),
     ]
-    return Verdict(
-        **{"exercise": "tensor.RowLinear", "points": 2, "max_points": 4, "findings": findings, "hint": HINT} | changes
-    )
+    fields = {"exercise": "tensor.RowLinear", "points": 2, "max_points": 4, "findings": findings, "hint": HINT}
+    return Verdict(**fields | changes)
 
 
 def test_text_is_the_sample_of_the_style_guide():
@@ -42,8 +41,8 @@ def test_text_is_the_sample_of_the_style_guide():
         "  ✓ traffic       1 all-reduce forward, 0 backward      6.1 kB a rank",
         "  – hidden cases  run after the visible ones pass",
         "",
-        "This looks like: the bias is added on every rank before the sum. The all-",
-        "reduce then adds it up n times. Who should add it, and when?",
+        "This looks like: the bias is added on every rank before the sum. The",
+        "all-reduce then adds it up n times. Who should add it, and when?",
     ]
 
 
@@ -73,7 +72,7 @@ def test_states_are_told_apart(state, words):
 
 
 def test_html_says_the_same_without_script_or_fixed_colours():
-    """Every word of the text is in the HTML; markup in a finding is escaped; only the marks have a colour of their own."""
+    """Every word of the text is in the HTML; markup in a finding is escaped; only marks have a colour of their own."""
     verdict = sample(folded={"All communication": "rank 0 <script>alert(1)</script>"})
     html = as_html(verdict)
     words = _Words()
