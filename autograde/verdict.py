@@ -14,7 +14,10 @@ WIDTH = 76  # characters of a verdict's first line
 COLUMN = 36  # characters of what was seen, where a detail stands beside it
 MARKS = {True: "✓", False: "✗", None: "–"}
 PLAIN = "color: inherit; background: transparent; vertical-align: top"
-FRAME = "border: 1px solid rgba(128, 128, 128, 0.45)"
+BOX = (
+    "width: fit-content; min-width: 44em; max-width: 100%; box-sizing: border-box; overflow-x: auto; margin: 0.4em 0; "
+    "padding: 0.6em 1em; border: 1px solid rgba(128, 128, 128, 0.45); border-radius: 4px"
+)
 # Mid tones: about 4.5 : 1 on white and on black alike, so they hold in a light and in a dark theme.
 COLOURS = {True: "#1c8651", False: "#c5512c", None: "#767676"}
 
@@ -110,15 +113,15 @@ def as_text(verdict: Verdict) -> str:
 def as_html(verdict: Verdict) -> str:
     """The verdict as a fragment of HTML with inline styles."""
     rows = "".join(_row(finding) for finding in verdict.findings)
+    edge = COLOURS[None if verdict.state == "unsolved" else verdict.passed]
     parts = [
-        f'<div style="max-width: 62em; margin: 0.4em 0; padding: 0.6em 1em; {FRAME}; '
-        f'border-left: 4px solid {COLOURS[None if verdict.state == "unsolved" else verdict.passed]}; border-radius: 4px; {PLAIN}">',
+        f'<div style="{BOX}; border-left: 4px solid {edge}; {PLAIN}">',
         '<div style="display: flex; justify-content: space-between; gap: 2em">'
         f"<strong><code>{escape(verdict.exercise)}</code></strong><strong>{earned_in_words(verdict)}</strong></div>",
         f'<table style="border-collapse: collapse; margin: 0.5em 0 0; {PLAIN}"><tbody>{rows}</tbody></table>',
     ]
     if verdict.hint:
-        parts.append(f'<p style="margin: 0.7em 0 0">{escape(verdict.hint)}</p>')
+        parts.append(f'<p style="margin: 0.7em 0 0; max-width: 56em">{escape(verdict.hint)}</p>')
     if verdict.note:
         parts.append(f'<p style="margin: 0.7em 0 0; opacity: 0.75">{escape(verdict.note)}</p>')
     parts += [_fold(title, text) for title, text in verdict.folded.items()]
@@ -188,11 +191,10 @@ def _cell(content: str, style: str = "", span: int = 1) -> str:
 def _below(text: str) -> str:
     if not text:
         return ""
-    if "\n" in text:
-        return f'<pre style="margin: 0.3em 0; white-space: pre; overflow-x: auto; max-width: 56em; {PLAIN}">{escape(text)}</pre>'
-    return f"<br>{escape(text)}"
+    tag, style = ("pre", "margin: 0.3em 0") if "\n" in text else ("div", "max-width: 52em")
+    return f'<{tag} style="{style}; {PLAIN}">{escape(text)}</{tag}>'
 
 
 def _fold(title: str, text: str) -> str:
-    body = f'<pre style="margin: 0.3em 0; overflow-x: auto; {PLAIN}">{escape(text)}</pre>'
+    body = f'<pre style="margin: 0.3em 0; {PLAIN}">{escape(text)}</pre>'
     return f'<details style="margin-top: 0.5em"><summary>{escape(title)}</summary>{body}</details>'
