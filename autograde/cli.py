@@ -67,8 +67,7 @@ def check(options: argparse.Namespace) -> int:
     from autograde import discover, evaluate
     from autograde.library import library_source
 
-    if options.exercise not in discover.checks():
-        raise ValueError(discover.unknown(options.exercise))
+    discover.check_of(options.exercise)  # raises for an unknown one
     solution = library_source(options.exercise)
     if options.file:
         text = options.file.read_text(encoding="utf-8")
@@ -117,8 +116,7 @@ def misconceptions(options: argparse.Namespace) -> int:
     from autograde.misconception import prove
 
     for exercise in options.exercises:
-        if exercise not in discover.checks():
-            raise ValueError(discover.unknown(exercise))
+        discover.check_of(exercise)  # raises for an unknown one
     proofs = prove(options.exercises or None)
     if options.json:
         print(json.dumps([asdict(proof) | {"passed": proof.passed} for proof in proofs], indent=1))

@@ -82,15 +82,16 @@ def grade(
     run: bool = True,
     in_sandbox: bool = False,
     progress: Silent | None = None,
+    references: Lessons | None = None,
 ) -> Report:
     """Grade each notebook; one that crashes, hangs or cannot be read gets its own answer and the others go on.
 
     `params` go to papermill. `hidden` checks with fresh seeds, other world sizes and uneven sizes as well. `run=False`
     checks the solutions only. `in_sandbox` keeps cells and ranks under bubblewrap; raises sandbox.NoSandbox where that
-    is not possible.
+    is not possible. `references` are the lessons, by default the course's own.
     """
     progress = progress or Silent()
-    references = Lessons()
+    references = references or Lessons()
     with _sandbox_for_ranks() if in_sandbox else _no_sandbox():
         graded = []
         for path in map(Path, notebooks):

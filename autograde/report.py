@@ -82,7 +82,7 @@ def ran(graded: Graded) -> str:
         return f"ran to its end in {execution.seconds:.0f} s"
     if execution.outcome == NOT_RUN:
         return "solutions only"
-    return f"{execution.outcome}: {execution.message}"
+    return _one_line(f"{execution.outcome}: {execution.message}")
 
 
 def first_problem(verdict: Verdict) -> str:
@@ -109,7 +109,9 @@ def _block(graded: Graded) -> str:
         lines += textwrap.wrap(problem, 110 - len(start), initial_indent=start, subsequent_indent=" " * len(start)) or [
             start
         ]
-        lines += [f"{' ' * len(start)}note: {note.message}" for note in graded.notes.get(verdict.exercise, ())]
+        for note in graded.notes.get(verdict.exercise, ()):
+            text = textwrap.wrap(f"note: {_one_line(note.message)}", 110 - len(start))
+            lines += [f"{' ' * len(start)}{line}" for line in text]
     lines.append(f"{_score(graded.points, graded.max_points):>{WIDTH}}")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -157,7 +159,9 @@ def _case(graded: Graded, verdict: Verdict) -> ElementTree.Element:
     tag = {"failed": "failure", "unsolved": "skipped"}.get(verdict.state, "error")
     message = f"{_score(verdict.points, verdict.max_points)}: {first_problem(verdict)}"
     item = ElementTree.SubElement(case, tag, _attributes(type=verdict.state, message=message))
-    item.text = _xml("\n".join([str(verdict), *(note.message for note in graded.notes.get(verdict.exercise, ()))]))
+    item.text = _printable(
+        "\n".join([str(verdict), *(note.message for note in graded.notes.get(verdict.exercise, ()))])
+    )
     return case
 
 
@@ -166,17 +170,17 @@ def _count(cases: list[ElementTree.Element], tag: str) -> int:
 
 
 def _attributes(**values: Any) -> dict[str, str]:
-    return {name: _one_line(_xml(str(value))) for name, value in values.items()}
+    return {name: _one_line(str(value)) for name, value in values.items()}
 
 
-def _xml(text: str) -> str:
-    """Without the characters that XML cannot hold, such as those that colour a terminal."""
+def _printable(text: str) -> str:
+    """Without what XML cannot hold, which is also what would colour a terminal or do worse to it."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(_printable(text).split())
 
 
 def _write(path: Path, text: str) -> None:
