@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from fivefold.runtime.ledger import Communication, Ledger
+from fivefold.runtime.ledger import Communication, Computation, Ledger, RankLedger, Wait
+
+Entry = Communication | Wait | Computation
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +83,15 @@ def operations(ledger: Ledger) -> Iterator[Operation]:
             if id(operation) not in seen:
                 seen.add(id(operation))
                 yield operation
+
+
+def name_groups(ledger: Ledger, names: Mapping[str, str]) -> Ledger:
+    """The same ledger with groups named otherwise: {"world": "tp"} where all ranks are one tensor-parallel group."""
+    return Ledger([RankLedger(own.rank, [_renamed(e, names) for e in own.entries], own.memory) for own in ledger.ranks])
+
+
+def _renamed(entry: Entry, names: Mapping[str, str]) -> Entry:
+    return replace(entry, group=names[entry.group]) if getattr(entry, "group", None) in names else entry
 
 
 def _identity(rank: int, call: Communication) -> tuple[tuple, tuple[int, ...], int]:

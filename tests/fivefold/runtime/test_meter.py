@@ -345,3 +345,36 @@ def test_the_curve_rises_and_falls_to_zero():
     heights = [size for _, size in memory.timeline]
     assert max(heights) == memory.peak_saved == 2 * 16 * BYTES
     assert heights[0] == heights[-1] == 0
+
+
+def test_real_ranks_measure_what_one_process_does():
+    """A product and its backward around an all-reduce, on 2 ranks; replayed, the closed form of its time."""
+    from fivefold import run
+    from fivefold.runtime.cluster import cluster
+    from fivefold.runtime.replay import replay
+
+    def program(n, h):
+        import torch.distributed as dist
+        from fivefold.runtime import marks
+
+        w, x = torch.nn.Parameter(torch.ones(h, h)), torch.ones(n, h)
+        with marks.phase("forward"), marks.work("F", microbatch=2):
+            y = x @ w
+            dist.all_reduce(y.detach())
+        with marks.phase("backward"):
+            y.exp().sum().backward()
+
+    n, h = 3, 5
+    ledger = run(program, 2, n, h, measure=True).ledger
+    machine = cluster("h100")
+    result = replay(ledger, machine)
+    for rank in range(2):
+        memory, entries = ledger[rank].memory, ledger[rank].entries
+        assert memory.phases == {"forward": n * h * BYTES, "backward": 2 * n * h * BYTES}
+        assert memory.parameters == memory.gradients == h * h * BYTES
+        forward = [e for e in entries if isinstance(e, Computation) and e.phase == "forward"]
+        assert [(e.label, e.kind) for e in forward] == [("2", "F")]
+        assert ledger[rank].flops == 2 * 2 * n * h * h
+        assert result.busy(rank) == pytest.approx(4 * n * h * h / machine.gpu.flops)
+        step = machine.inside.alpha + n * h * BYTES / 2 / machine.inside.bandwidth
+        assert result.exposed(rank) == pytest.approx(2 * step)

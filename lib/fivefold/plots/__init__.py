@@ -1,0 +1,16 @@
+"""Static figures of a run: who computed when, what travelled where, what was kept.
+
+    timeline(replay(ledger, cluster("h100")))     rows of ranks, time to the right
+    traffic(ledger)                               bytes from every rank to every other
+    traffic_by_axis(ledger, formulas)             bytes by operation and group, beside the formula
+    memory(ledger)                                bytes saved for backward, as the program goes on
+
+Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
+"""
+
+from fivefold.plots.curves import memory
+from fivefold.plots.gantt import timeline, timeline_of_schedule
+from fivefold.plots.matrix import traffic, traffic_by_axis
+from fivefold.plots.style import Figure, axis_colour
+
+__all__ = ["Figure", "axis_colour", "memory", "timeline", "timeline_of_schedule", "traffic", "traffic_by_axis"]
