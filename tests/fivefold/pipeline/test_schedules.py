@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from fivefold.pipeline import (
     Durations,
@@ -199,6 +201,17 @@ def test_where_the_stages_are():
     assert [twice.ranks_of(s) for s in range(4)] == [[0, 3], [1, 2], [1, 2], [0, 3]]
     assert [zb_v(3, 5).ranks_of(s) for s in range(6)] == [[0], [1], [2], [2], [1], [0]]
     assert [twice.rank_of(1, i) for i in (0, 3, 4, 7)] == [1, 1, 2, 2]
+
+
+def test_dualpipe_by_hand():
+    """p = 4, m = 8: the eight steps of DeepSeek's own program, followed on paper for an outer and a middle rank."""
+    outer = "0F0 0F1 0F2 3F4 3I4 3W4 3F5 0F3&3B5 3F6&0B0 3B6 3F7&0B1 3B7 0I2 0W2 0I3 0W3"
+    middle = "1F0 2F4 1F1 2F5 1F2 2B4 2F6&1B0 1F3&2B5 2F7&1B1 2B6 1B2 2I7 1I3 2W7 1W3"
+    lists = [" ".join(map(str, actions)) for actions in dualpipe(4, 8).actions]
+    assert lists[:2] == [outer, middle]
+    mirror = str.maketrans("04152637", "40516273")
+    mirrored = [re.sub(r"[0-7](?!\w)", lambda i: i[0].translate(mirror), text) for text in lists[:2]]
+    assert lists[2:] == mirrored[::-1]
 
 
 def test_prints_and_compares():
