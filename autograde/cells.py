@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from autograde import discover
 from autograde.definitions import without_magics
+from autograde.exercise import locate, with_markers
 from autograde.exercise import source as library_source
-from autograde.exercise import with_markers
 from autograde.lesson import Cell, LessonError
 
 
@@ -45,7 +45,8 @@ def _exercise(cell: Cell, defined: set[str]) -> str:
     try:
         source = library_source(cell.id, cell.root).rstrip("\n")
         if missing := sorted(_needed(source) - names_set(source) - defined):
-            raise cell.error(f"{cell.id} uses {', '.join(missing)}: import or define that in an earlier cell")
+            lines = "; ".join(_import_of(name, cell) for name in missing)
+            raise cell.error(f"{cell.id} uses {', '.join(missing)}: put into an earlier cell {lines}")
         # Every edit is made, so that one whose lines are gone from the library fails the build.
         faulty = {item.name: item.apply(source).rstrip("\n") for item in discover.misconceptions(cell.id)}
         return _with_bug(cell, source, faulty) if cell.bug else with_markers(source).rstrip("\n")
@@ -53,6 +54,19 @@ def _exercise(cell: Cell, defined: set[str]) -> str:
         raise
     except (ValueError, LookupError) as error:
         raise cell.error(str(error)) from None
+
+
+def _import_of(name: str, cell: Cell) -> str:
+    """The line by which the exercise's module has `name`: its own import, or one from that module."""
+    file, _ = locate(cell.id, cell.root)
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
+            for alias in node.names:
+                if (alias.asname or alias.name.partition(".")[0]) == name:
+                    node.names = [alias]
+                    return f"`{ast.unparse(node)}`"
+    module = file.relative_to(cell.root / "lib").with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+    return f"`from {module} import {name}`"
 
 
 def _with_bug(cell: Cell, source: str, faulty: dict[str, str]) -> str:

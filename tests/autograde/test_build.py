@@ -194,7 +194,8 @@ BROKEN = [
     ("# Now a class.", "# ### BEGIN SOLUTION", "'BEGIN SOLUTION' is for nbgrader"),
     ("world_size = 4", "world_size = 2 * 2", "set to literals, not 'world_size = 2 * 2'"),
     ("# %%\ncounter = Counter", '# %% tags=["parameters"]\nn = 1', "a second cell is tagged parameters"),
-    ("import math\n", "import cmath\n", "toy.round_up uses math: import or define that in an earlier cell"),
+    ("import math\n", "import cmath\n", "toy.round_up uses math: put into an earlier cell `import math`"),
+    ("import lru_cache", "import cache", "uses lru_cache: put into an earlier cell `from functools import lru_cache`"),
     ('check("toy.middle", middle)', 'score = check("toy.middle", middle)', 'a check cell ends with check("toy.middle"'),
     ('which_answer = "b"', 'print("b")', "ends by setting one name to the right answer"),
     ("counter = Counter", "counter = (Counter", "this is not Python"),
@@ -213,6 +214,14 @@ def test_a_lesson_that_cannot_be_built_is_one_line_with_its_place(toy, old, new,
     name, line, _ = text.split(":", 2)
     assert name == "lessons/03_toy.py" and 1 <= int(line) <= len(toy.lesson.read_text().splitlines())
     assert not (toy.root / "solutions").exists()
+
+
+def test_a_name_that_the_library_defines_is_to_be_imported_from_it(toy):
+    """A function that several exercises share is no part of any of them."""
+    change(toy.library, "return math.ceil(x)", "return _shared(math.ceil(x) - 1)")
+    toy.edits.clear()
+    with pytest.raises(LessonError, match="uses _shared: put .* `from fivefold.toy import _shared`"):
+        build(toy.root)
 
 
 def test_the_line_of_an_error_is_that_of_its_cell(toy):
