@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from fivefold.runtime.marks import keep as keep  # what a program says of itself goes to the ledger: `ledger.phase`
+from fivefold.runtime.marks import phase as phase
+from fivefold.runtime.marks import work as work
 from fivefold.runtime.traffic import Traffic
 
 

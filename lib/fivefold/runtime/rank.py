@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from fivefold.runtime import group as groups
-from fivefold.runtime import link, wire
+from fivefold.runtime import link, marks, wire
 from fivefold.runtime.ledger import Memory, RankLedger
 from fivefold.runtime.link import Recorder
 from fivefold.runtime.parts import install, remember
@@ -66,6 +66,7 @@ def _report(request: dict, payload: bytes, rank: int, channel: socket.socket, be
 
 def measured(fn: Any, args: tuple, recorder: Recorder, rank: int, measure: bool) -> tuple[Any, RankLedger]:
     """Call the function; return its value and this rank's ledger, with memory and computation where asked for."""
+    marks.now.recorder = recorder
     if not measure:
         return fn(*args), RankLedger(rank, list(recorder.entries), Memory())
     from fivefold.runtime.meter import Meter
