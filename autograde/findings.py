@@ -22,7 +22,7 @@ def judge(check: Check, trial: Trial) -> list[Finding]:
     """The check's findings; where a trial has no outcome, or one that cannot be judged, all its properties fail."""
     asked = tuple(trial.case.properties or check.points)
     if trial.error is not None:
-        seen, detail = report(trial.error, trial.case.world_size)
+        seen, detail = report(trial.error, trial.case.world_size, type(check).program.__code__.co_filename)
         return _stopped(asked, seen, detail)
     try:
         findings = list(check.judge(trial.case, trial.outcomes, trial.ledger))
@@ -34,11 +34,11 @@ def judge(check: Check, trial: Trial) -> list[Finding]:
     return findings
 
 
-def report(error: RunError, world_size: int) -> tuple[str, str]:
-    """A failed run as a headline and what there is below it."""
+def report(error: RunError, world_size: int, check_file: str) -> tuple[str, str]:
+    """A failed run as a headline and what there is below it, without the lines of the check itself."""
     if isinstance(error, RankFailed):
         message = f": {error.message.splitlines()[0]}" if error.message else ""
-        own = _own_frames(error.traceback)
+        own = _own_frames(error.traceback, check_file)
         detail = own if 'File "' in own else OUTSIDE
         return f"{error.kind} on {which_ranks(error.ranks, world_size)}{message}", detail
     text = (
@@ -92,12 +92,12 @@ def _stopped(asked: tuple[str, ...], seen: str, detail: str) -> list[Finding]:
     return [Finding(asked[0], False, seen, detail), *(Finding(name, None, "not reached") for name in asked[1:])]
 
 
-def _own_frames(traceback: str) -> str:
-    """A traceback without the frames of the check itself."""
+def _own_frames(traceback: str, check_file: str) -> str:
     kept, inside = [], False
     for line in traceback.rstrip().splitlines():
         if line.startswith('  File "'):
-            inside = "/autograde/" in line.partition('", line')[0]
+            file = line[len('  File "') :].partition('", line')[0]
+            inside = file == check_file or "/autograde/" in file
         elif not line.startswith("    "):
             inside = False
         if not inside:
