@@ -5,12 +5,28 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fivefold import run
-from fivefold.runtime.errors import RankFailed
-from fivefold.tensor import MLP, ColumnLinear, RowLinear, copy_to_ranks, sum_over_ranks
+from fivefold.runtime.marks import phase
+from fivefold.tensor import (
+    MLP,
+    Attention,
+    ColumnLinear,
+    GatedMLP,
+    OverlappedColumnLinear,
+    RowLinear,
+    VocabEmbedding,
+    VocabLogits,
+    copy_to_ranks,
+    split_dimensions,
+    sum_over_ranks,
+    vocab_cross_entropy,
+)
 from torch import nn
 
-TOLERANCE = {"rtol": 1e-11, "atol": 1e-11}  # float64: tens of roundings, through two steps of AdamW
-B, S, H, INNER = 2, 5, 7, 12  # 12 inner features: 1, 2, 3 or 4 ranks
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}  # float64: hundreds of roundings, through two steps of AdamW
+B, S, H, INNER, D = 2, 5, 7, 12, 4  # 12 inner features: 1, 2, 3 or 4 ranks
+KEY_HEADS = {1: 3, 2: 2, 3: 3, 4: 4}
+SIZE = 8 * B * S * H  # bytes of an activation
+WORLDS = [1, 2, 3, 4]
 
 
 def randn(*shape, seed):
@@ -21,66 +37,61 @@ def close(got, expected):
     torch.testing.assert_close(got, expected, **TOLERANCE)
 
 
+class Dense(nn.Module):
+    """One process: `function(x, **parameters)`, with a parameter for each weight given."""
+
+    def __init__(self, function, **parameters):
+        super().__init__()
+        self.function = function
+        for name, value in parameters.items():
+            self.register_parameter(name, nn.Parameter(value.clone()))
+
+    def forward(self, x):
+        return self.function(x, **dict(self.named_parameters()))
+
+
 def train(module, x, target, steps=2):
-    """Outputs and gradients of the first step, and the weights after two steps of AdamW."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    """Output and gradients of the first step, and the parameters after two steps of AdamW, by name."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, eps=0.01)  # a key's bias has gradient 0, but for noise
     first = None
     for _ in range(steps):
-        x = x.detach().requires_grad_()
+        x = x.detach().requires_grad_(x.is_floating_point())
         optimizer.zero_grad()
         out = module(x)
         (out - target).square().sum().backward()
         if first is None:
-            first = {"out": out.detach().clone(), "x.grad": x.grad.clone()}
+            first = {"out": out.detach().clone()} | ({"x.grad": x.grad.clone()} if x.requires_grad else {})
             first |= {f"{name}.grad": p.grad.clone() for name, p in module.named_parameters()}
         optimizer.step()
     return first | {name: p.detach().clone() for name, p in module.named_parameters()}
 
 
-def whole(results, dims):
-    """The tensors of one process: pieces joined along `dims[name]`, and what is not in it equal on every rank."""
+def whole(results, name, cut, rename):
+    """What one process has: pieces joined along their dimension, and what is whole equal on every rank."""
     joined = {}
-    for name in results[0]:
-        pieces = [result[name] for result in results]
-        dim = dims.get(name.removesuffix(".grad"))
-        if dim is None:
-            for piece in pieces:
-                assert torch.equal(piece, pieces[0]), name
-        joined[name] = pieces[0] if dim is None else torch.cat(pieces, dim)
+    for key in results[0][name]:
+        pieces = [result[name][key] for result in results]
+        parameter = key.removesuffix(".grad")
+        dim = cut.get(key, cut.get(parameter))
+        assert dim is not None or all(torch.equal(piece, pieces[0]) for piece in pieces), key
+        joined[key.replace(parameter, rename.get(parameter, parameter))] = (
+            pieces[0] if dim is None else torch.cat(pieces, dim)
+        )
     return joined
 
 
-def calls(ledger, op=None):
-    """(op, forward or backward, bytes) of every communication, the same on all ranks."""
-    lists = [[(c.op, "backward" if c.backward else "forward", c.bytes) for c in own.communications] for own in ledger]
+def calls(ledger, name=None):
+    """(op, forward or backward, bytes) of the communications in a phase, the same on all ranks."""
+    lists = [
+        [
+            (c.op, "backward" if c.backward else "forward", c.bytes)
+            for c in own.communications
+            if name in (None, c.phase)
+        ]
+        for own in ledger
+    ]
     assert all(one == lists[0] for one in lists)
     return lists[0]
-
-
-class DenseMLP(nn.Module):
-    def __init__(self, w_in, b_in, w_out, b_out):
-        super().__init__()
-        self.column, self.row = nn.Linear(1, 1), nn.Linear(1, 1)
-        self.column.weight, self.column.bias = nn.Parameter(w_in), nn.Parameter(b_in)
-        self.row.weight, self.row.bias = nn.Parameter(w_out), nn.Parameter(b_out)
-
-    def forward(self, x):
-        return self.row(F.gelu(self.column(x)))
-
-
-def weights(seed=1):
-    return randn(INNER, H, seed=seed), randn(INNER, seed=seed + 1), randn(H, INNER, seed=seed + 2), randn(H, seed=9)
-
-
-class Layer(nn.Module):
-    """A single dense linear layer with the parameter names of ours."""
-
-    def __init__(self, weight, bias):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
-
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
 
 
 def conjugate_pair(group_size):
@@ -113,67 +124,323 @@ def test_the_conjugate_pair(world_size, group_size):
     assert calls(done.ledger) == (expected if group_size > 1 else [])
 
 
-def column():
-    group, n = dist.group.WORLD, dist.get_world_size()
-    w, b, _, _ = weights()
-    layer, target = ColumnLinear(w, b, group), randn(B, S, INNER, seed=21)
-    return train(layer, randn(B, S, H, seed=20), target.chunk(n, -1)[dist.get_rank()])
+X, Y = randn(B, S, H, seed=20), randn(B, S, H, seed=21)
+X_INNER, Y_INNER = randn(B, S, INNER, seed=22), randn(B, S, INNER, seed=23)
 
 
-def row():
-    group, n = dist.group.WORLD, dist.get_world_size()
-    _, _, w, b = weights()
-    layer, x = RowLinear(w, b, group), randn(B, S, INNER, seed=22)
-    return train(layer, x.chunk(n, -1)[dist.get_rank()], randn(B, S, H, seed=23))
+def weights():
+    return randn(INNER, H, seed=1), randn(INNER, seed=2), randn(H, INNER, seed=3), randn(H, seed=4)
 
 
-def mlp():
-    layer = MLP(*weights(), dist.group.WORLD)
-    return train(layer, randn(B, S, H, seed=24), randn(B, S, H, seed=25))
+def attention_weights(kv_heads):
+    heads = 3 * kv_heads
+    rows = (heads + 2 * kv_heads) * D
+    return (
+        (randn(rows, H, seed=5), randn(rows, seed=6), randn(H, heads * D, seed=7), randn(H, seed=8)),
+        heads,
+        kv_heads,
+    )
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_linear_layers_and_mlp_train_as_one_process(world_size):
-    """Outputs, gradients of the input and of every parameter, and weights after two AdamW steps; each all-reduce."""
+def rotate(q, k):
+    """Each pair of elements turned by its token's position, as complex numbers."""
+    angles = torch.arange(q.shape[2], dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1], dtype=torch.float64)
+    turn = torch.polar(torch.ones_like(angles), angles)  # (s, d/2)
+    return tuple(
+        torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+        for x in (q, k)
+    )
+
+
+class Rotated(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(x, rotate)
+
+
+def layers():
+    group, rank, n = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     w_in, b_in, w_out, b_out = weights()
-    size = 8 * B * S * H
+    heads = attention_weights(KEY_HEADS[n])
+    own_x, own_y = X_INNER.chunk(n, -1)[rank], Y_INNER.chunk(n, -1)[rank]
+    parts = {
+        "column": (ColumnLinear(w_in, b_in, group), X, own_y),
+        "overlapped": (OverlappedColumnLinear(w_in, b_in, group), X, own_y),
+        "row": (RowLinear(w_out, b_out, group), own_x, Y),
+        "mlp": (MLP(w_in, b_in, w_out, b_out, group), X, Y),
+        "gated": (GatedMLP(torch.cat([w_in, 2 * w_in.flip(0)]), w_out, group), X, Y),
+        "attention": (Attention(*heads[0], *heads[1:], group), X, Y),
+        "rotated": (Rotated(Attention(*heads[0], *heads[1:], group)), X, Y),
+    }
+    outcome = {}
+    for name, (module, x, target) in parts.items():
+        with phase(name):
+            outcome[name] = train(module, x, target)
+    return outcome
 
-    done = run(column, world_size)
-    dense = train(Layer(w_in, b_in), randn(B, S, H, seed=20), randn(B, S, INNER, seed=21))
-    close(whole(done.results, {"out": -1, "weight": 0, "bias": 0}), dense)
-    assert calls(done.ledger) == [("all_reduce", "backward", size)] * 2 * (world_size > 1)
 
-    done = run(row, world_size)
-    dense = train(Layer(w_out, b_out), randn(B, S, INNER, seed=22), randn(B, S, H, seed=23))
-    close(whole(done.results, {"x": -1, "weight": 1}), dense)
-    assert calls(done.ledger) == [("all_reduce", "forward", size)] * 2 * (world_size > 1)
+def dense_attention(x, w, b, w_out, b_out, kv_heads, turn=None):
+    """Separate queries, keys and values, cut out of the fused weight by key head, and torch's own attention."""
+    w, b = w.unflatten(0, (kv_heads, 5, D)), b.unflatten(0, (kv_heads, 5, D))
+    pieces = [(w[:, i].flatten(0, -2), b[:, i].flatten(), count) for i, count in _queries_keys_values(kv_heads)]
+    q, k, v = (F.linear(x, wi, bi).view(B, S, count, D).transpose(1, 2) for wi, bi, count in pieces)
+    q, k = turn(q, k) if turn else (q, k)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return F.linear(out.transpose(1, 2).flatten(2), w_out, b_out)
 
-    done = run(mlp, world_size)
-    dense = train(DenseMLP(*weights()), randn(B, S, H, seed=24), randn(B, S, H, seed=25))
-    close(whole(done.results, {"column.weight": 0, "column.bias": 0, "row.weight": 1}), dense)
-    step = [("all_reduce", "forward", size), ("all_reduce", "backward", size)]
-    assert calls(done.ledger) == step * 2 * (world_size > 1)
+
+def _queries_keys_values(kv_heads):
+    return [(slice(0, 3), 3 * kv_heads), (slice(3, 4), kv_heads), (slice(4, 5), kv_heads)]
+
+
+def dense_layers(kv_heads):
+    w_in, b_in, w_out, b_out = weights()
+    w, b, wo, bo = attention_weights(kv_heads)[0]
+    fused = {"w": w, "b": b, "w_out": wo, "b_out": bo}
+
+    def mlp(x, w_in, b_in, w_out, b_out):
+        return F.linear(F.gelu(F.linear(x, w_in, b_in)), w_out, b_out)
+
+    def gated(x, gate, up, w_out):
+        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), w_out)
+
+    return {
+        "column": (Dense(F.linear, weight=w_in, bias=b_in), X, Y_INNER),
+        "overlapped": (Dense(F.linear, weight=w_in, bias=b_in), X, Y_INNER),
+        "row": (Dense(F.linear, weight=w_out, bias=b_out), X_INNER, Y),
+        "mlp": (Dense(mlp, w_in=w_in, b_in=b_in, w_out=w_out, b_out=b_out), X, Y),
+        "gated": (Dense(gated, gate=w_in, up=2 * w_in.flip(0), w_out=w_out), X, Y),
+        "attention": (Dense(lambda x, **p: dense_attention(x, **p, kv_heads=kv_heads), **fused), X, Y),
+        "rotated": (Dense(lambda x, **p: dense_attention(x, **p, kv_heads=kv_heads, turn=rotate), **fused), X, Y),
+    }
+
+
+HEADS = {"qkv.weight": "w", "qkv.bias": "b", "out.weight": "w_out", "out.bias": "b_out"}
+NAMES = {
+    "mlp": {"column.weight": "w_in", "column.bias": "b_in", "row.weight": "w_out", "row.bias": "b_out"},
+    "gated": {"row.weight": "w_out"},
+    "attention": HEADS,
+    "rotated": {f"attention.{name}": value for name, value in HEADS.items()},
+}
+CUT = {
+    "column": {"weight": 0, "bias": 0, "out": -1},
+    "overlapped": {"weight": 0, "bias": 0, "out": -1},
+    "row": {"weight": 1, "x.grad": -1},
+    "mlp": {"column.weight": 0, "column.bias": 0, "row.weight": 1},
+    "gated": {"w_in": 1, "row.weight": 1},
+    "attention": {"qkv.weight": 0, "qkv.bias": 0, "out.weight": 1},
+    "rotated": {"attention.qkv.weight": 0, "attention.qkv.bias": 0, "attention.out.weight": 1},
+}
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_layers_train_as_one_process(world_size):
+    """Outputs, gradients of the input and of every parameter, and weights after two AdamW steps, of every layer; one
+    all-reduce forward and one backward for each pair of split layers, of b·s·h elements."""
+    done = run(layers, world_size)
+    for name, (module, x, target) in dense_layers(KEY_HEADS[world_size]).items():
+        got = whole(done.results, name, CUT[name], NAMES.get(name, {}))
+        if name == "gated":
+            got |= {"gate": got["w_in"][0], "up": got.pop("w_in")[1]}
+            got |= {"gate.grad": got["w_in.grad"][0], "up.grad": got.pop("w_in.grad")[1]}
+        close(got, train(module, x, target))
+        forward, backward = [("all_reduce", "forward", SIZE)], [("all_reduce", "backward", SIZE)]
+        both = {"column": backward, "overlapped": backward, "row": forward}.get(name, forward + backward)
+        assert calls(done.ledger, name) == both * 2 * (world_size > 1), name
+
+
+def test_what_is_cut():
+    """`split_dimensions` names the parameters whose pieces, joined along that dimension, are the whole; no others."""
+
+    def program():
+        group, (heads, *counts) = dist.group.WORLD, attention_weights(2)
+        w_in, _, w_out, b_out = weights()
+        module = nn.ModuleDict({"a": Attention(*heads, *counts, group), "b": MLP(w_in, None, w_out, b_out, group)})
+        module["c"] = GatedMLP(torch.cat([w_in, w_in]), w_out, group)
+        module["d"] = nn.LayerNorm(H, dtype=torch.float64)
+        full = {"a.qkv.weight": heads[0], "a.qkv.bias": heads[1], "a.out.weight": heads[2]}
+        full |= {
+            "b.column.weight": w_in,
+            "b.row.weight": w_out,
+            "c.row.weight": w_out,
+            "c.w_in": w_in.expand(2, -1, -1),
+        }
+        mine = {name: module.get_parameter(name).detach() for name in full}
+        return split_dimensions(module), mine, full
+
+    results = run(program, 2).results
+    cut, _, full = results[0]
+    assert set(cut) == set(full)
+    for name, dim in cut.items():
+        assert torch.equal(torch.cat([mine[name] for _, mine, _ in results], dim), full[name])
 
 
 def test_without_biases():
     """Layers built with None have no bias, and give what one process does."""
 
     def program():
-        w_in, _, w_out, _ = weights()
-        layer = MLP(w_in, None, w_out, None, dist.group.WORLD)
-        return [name for name, _ in layer.named_parameters()], layer(randn(B, S, H, seed=24)).detach()
+        group, (w_in, _, w_out, _), ((w, _, wo, _), *heads) = dist.group.WORLD, weights(), attention_weights(2)
+        mlp, attention = MLP(w_in, None, w_out, None, group), Attention(w, None, wo, None, *heads, group)
+        names = [name for module in (mlp, attention) for name, _ in module.named_parameters()]
+        return names, mlp(X).detach(), attention(X).detach()
 
     w_in, _, w_out, _ = weights()
-    for names, out in run(program, 2).results:
-        assert names == ["column.weight", "row.weight"]
-        close(out, F.linear(F.gelu(F.linear(randn(B, S, H, seed=24), w_in)), w_out))
+    (w, b, wo, bo), _, kv_heads = attention_weights(2)
+    for names, mlp, attention in run(program, 2).results:
+        assert names == ["column.weight", "row.weight", "qkv.weight", "out.weight"]
+        close(mlp, F.linear(F.gelu(F.linear(X, w_in)), w_out))
+        close(attention, dense_attention(X, w, 0 * b, wo, 0 * bo, kv_heads))
 
 
 def test_sizes_that_cannot_be_split():
     """A size that the ranks do not divide is refused in one line that says what to change."""
 
     def program():
-        MLP(*weights(), dist.group.WORLD)
+        heads, *counts = attention_weights(3)
+        for build in (lambda: MLP(*weights(), dist.group.WORLD), lambda: Attention(*heads, *counts, dist.group.WORLD)):
+            with pytest.raises(ValueError, match="choose a multiple of 5"):
+                build()
+        with pytest.raises(ValueError, match="9 query heads cannot share 2 key heads: choose a divisor"):
+            Attention(*heads, 9, 2, dist.group.WORLD)
 
-    with pytest.raises(RankFailed, match="size 12 cannot be split over 5 ranks: choose a multiple of 5"):
-        run(program, 5)
+    run(program, 5)
+
+
+def test_overlapped_backward_starts_its_all_reduce_first():
+    """The weight's gradient is computed while the all-reduce of the input's is on its way, then it is waited for."""
+
+    def program():
+        w_in, b_in, _, _ = weights()
+        x = X.clone().requires_grad_()
+        with phase("overlapped"):
+            OverlappedColumnLinear(w_in, b_in, dist.group.WORLD)(x).sum().backward()
+        with phase("no gradient"):
+            OverlappedColumnLinear(w_in, b_in, dist.group.WORLD)(X).sum().backward()
+
+    done = run(program, 2, measure=True)
+    product = 2 * B * S * H * INNER // 2
+    for own in done.ledger:
+        _, *entries = own.entries  # the first is the work before the layer; then come its forward and its backward
+        kinds = [type(entry).__name__ for entry in entries[:5]]
+        assert kinds == ["Computation", "Computation", "Communication", "Computation", "Wait"]
+        assert [entries[i].flops for i in (0, 1, 3)] == [product] * 3 and entries[4].of == entries[2].index
+    assert calls(done.ledger, "no gradient") == []
+
+
+def dtensor_layers():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    w_in, b_in, w_out, b_out = weights()
+    theirs = nn.ModuleDict({"column": nn.Linear(H, INNER), "row": nn.Linear(INNER, H)}).double()
+    theirs.load_state_dict({"column.weight": w_in, "column.bias": b_in, "row.weight": w_out, "row.bias": b_out})
+    theirs.forward = lambda x: theirs["row"](F.gelu(theirs["column"](x)))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(theirs, mesh, {"column": ColwiseParallel(), "row": RowwiseParallel()})
+    outcome = {}
+    for name, module in (("ours", MLP(*weights(), dist.group.WORLD)), ("theirs", theirs)):
+        x = X.clone().requires_grad_()
+        with phase(name):
+            module(x).square().sum().backward()
+        grads = {key: getattr(p.grad, "to_local", lambda p=p: p.grad)() for key, p in module.named_parameters()}
+        outcome[name] = {"x.grad": x.grad, **grads}
+    return outcome
+
+
+def test_mlp_as_dtensor():
+    """The gradients of the input and of each rank's parameters, and the traffic, are those of parallelize_module."""
+    done = run(dtensor_layers, 3)
+    for outcome in done.results:
+        close(outcome["ours"], outcome["theirs"])
+    assert sorted(calls(done.ledger, "ours")) == sorted(calls(done.ledger, "theirs"))
+
+
+TOKENS = torch.tensor([[0, 3, 10, 4, 4], [7, 2, 9, 10, 1]])
+TARGETS = torch.tensor([[3, 10, -100, 4, 7], [2, -100, 10, 0, 9]])
+
+
+class Model(nn.Module):
+    """Embedding, logits and loss, with `scale` to let the logits grow."""
+
+    def __init__(self, embedding, logits, loss, scale):
+        super().__init__()
+        self.embedding, self.logits, self.loss, self.scale = embedding, logits, loss, scale
+
+    def forward(self, tokens):
+        return self.loss(self.logits(self.scale * self.embedding(tokens)))
+
+
+def vocabulary(size, scale, tied):
+    group = dist.group.WORLD
+    w, w_out = randn(size, H, seed=11), randn(size, H, seed=12)
+    logits = VocabLogits(w_out, group)
+    tokens, targets = TOKENS % size, torch.where(TARGETS < 0, TARGETS, TARGETS % size)
+    loss = lambda logits: vocab_cross_entropy(logits, targets, group)  # noqa: E731
+    model = Model(VocabEmbedding(w, group), logits, loss, scale)
+    if tied:
+        logits.weight = model.embedding.weight
+    return train(model, tokens, torch.ones(B, S, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "world_size, size, scale, tied",
+    [(1, 11, 1.0, False), (2, 11, 1.0, True), (3, 12, 1e3, False), (3, 11, 1e3, False), (4, 5, 1.0, True)],
+)
+def test_vocabulary_trains_as_one_process(world_size, size, scale, tied):
+    """Losses of every token, gradients and weights after two steps, for sizes that the ranks do not divide, a rank that
+    has padding only, ignored targets, growing logits and tied weights; no rank ever sends logits."""
+    done = run(vocabulary, world_size, size, scale, tied)
+    cut = {"embedding.weight": 0, "logits.weight": 0}
+    got = {}
+    for key, value in whole([{"": r} for r in done.results], "", cut, {}).items():
+        assert key == "out" or (value[size:] == 0).all()
+        got[key] = value if key == "out" else value[:size]
+
+    embedding, logits = nn.Embedding(size, H), nn.Linear(H, size, bias=False)
+    embedding.weight = nn.Parameter(randn(size, H, seed=11))
+    logits.weight = embedding.weight if tied else nn.Parameter(randn(size, H, seed=12))
+    targets = torch.where(TARGETS < 0, TARGETS, TARGETS % size)
+    loss = lambda logits: F.cross_entropy(logits.mT, targets, reduction="none")  # noqa: E731
+    ones = torch.ones(B, S, dtype=torch.float64)
+    close(got, train(Model(embedding, logits, loss, scale), TOKENS % size, ones))
+
+    small = ("all_reduce", "forward", 8 * B * S)
+    step = [("all_reduce", "forward", SIZE), small, small, small, ("all_reduce", "backward", SIZE)]
+    assert calls(done.ledger) == step * 2 * (world_size > 1)
+
+
+def losses():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    world, mesh, rank = dist.group.WORLD, init_device_mesh("cpu", (3,)), dist.get_rank()
+    targets, weight = TARGETS.flatten(), randn(B * S, seed=32)
+    ours, theirs = (LOGITS.chunk(3, -1)[rank].clone().requires_grad_() for _ in range(2))
+    loss = vocab_cross_entropy(ours, targets, world)
+    (loss * weight).sum().backward()
+    with loss_parallel():
+        replicated = [DTensor.from_local(tensor, mesh, [Replicate()]) for tensor in (targets, weight)]
+        expected = F.cross_entropy(DTensor.from_local(theirs, mesh, [Shard(1)]), replicated[0], reduction="none")
+        expected.backward(replicated[1])
+    half = vocab_cross_entropy(LOGITS.chunk(3, -1)[rank].bfloat16(), targets.where(targets >= 0, 4), world, 4)
+    return loss.detach(), ours.grad, expected.to_local().detach(), theirs.grad, half
+
+
+LOGITS = 20 * randn(B * S, 12, seed=31)
+
+
+def test_cross_entropy_as_loss_parallel():
+    """Losses, and gradients of each rank's logits, are those of torch's loss_parallel. Half precision is computed in
+    float32, and a token of the vocabulary may be the one to ignore."""
+    targets = TARGETS.flatten()
+    expected_half = F.cross_entropy(
+        LOGITS.bfloat16().float(), targets.where(targets >= 0, 4), ignore_index=4, reduction="none"
+    )
+    for loss, grad, expected, expected_grad, half in run(losses, 3).results:
+        close(loss, expected)
+        close(grad, expected_grad)
+        torch.testing.assert_close(half, expected_half, rtol=1e-5, atol=1e-5)

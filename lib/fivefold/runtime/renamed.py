@@ -23,7 +23,7 @@ def reduce_scatter_single(
     out: Tensor, x: Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM, group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> dist.Work | None:  # fmt: skip
-    """Sum `x` (n·rows, ...) over the n ranks of `group`, and write the r-th of n pieces into `out` (rows, ...) of rank r.
+    """Sum `x` (n·rows, ...) over the n ranks of `group`, and write piece r of n into `out` (rows, ...) of rank r.
 
     Both are contiguous. With `async_op` it returns a work whose `wait()` ends it.
     """

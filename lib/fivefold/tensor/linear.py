@@ -135,3 +135,61 @@ class RowLinear(nn.Module):
         """x (..., in/t), this rank's piece -> (..., out), the whole output, with the bias added once."""
         total = self.leave(F.linear(x, self.weight), self.group)  # (..., out)
         return total if self.bias is None else total + self.bias
+
+
+class _OverlappedLinear(torch.autograd.Function):
+    """x weightᵀ + bias; backward, the sum of x's gradient over ranks travels while the weight's is computed."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        x_grad, work = None, None
+        if ctx.needs_input_grad[0]:
+            x_grad = grad @ weight  # (..., in)
+            work = dist.all_reduce(x_grad, group=ctx.group, async_op=True)
+        grad_rows = grad.flatten(0, -2)  # (tokens, out/t)
+        weight_grad = grad_rows.T @ x.flatten(0, -2)
+        bias_grad = grad_rows.sum(0) if ctx.needs_input_grad[2] else None
+        if work is not None:
+            work.wait()
+        return x_grad, weight_grad, bias_grad, None
+
+
+class OverlappedColumnLinear(nn.Module):
+    """`ColumnLinear` with its communication hidden behind its computation: the same numbers, the same all-reduce.
+
+    Backward, the all-reduce of the input's gradient starts as soon as that gradient is computed, and travels while the
+    weight's and the bias's are computed. It is waited for last. Where the input needs no gradient there is none.
+    """
+
+    split = {"weight": 0, "bias": 0}
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, group: dist.ProcessGroup):
+        """The whole layer's `weight` (out, in) and `bias` (out), or None; what is kept is what `ColumnLinear` keeps."""
+        super().__init__()
+        self.group = group
+        self.weight = nn.Parameter(shard(weight, group))
+        self.bias = None if bias is None else nn.Parameter(shard(bias, group))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., in), equal on all ranks -> (..., out/t), this rank's piece of the output."""
+        return _OverlappedLinear.apply(x, self.weight, self.bias, self.group)
+
+
+def split_dimensions(module: nn.Module) -> dict[str, int]:
+    """The parameters of `module` that are cut over ranks: name -> the dimension along which.
+
+    It reads `split` of each module inside. Parameters that it does not name are whole, and equal on all ranks.
+    """
+    return {
+        f"{path}.{name}".removeprefix("."): dim
+        for path, part in module.named_modules()
+        for name, dim in getattr(part, "split", {}).items()
+        if getattr(part, name) is not None
+    }
