@@ -122,7 +122,8 @@ class Meter:
                 backward=self._backward,
                 label=now.label,
                 kind=now.kind,
-            )  # fmt: skip
+                block=now.block,
+            )
         )
 
     def _start_again(self) -> None:

@@ -26,7 +26,7 @@ class Simulation:
         self.begun: list[Operation] = []
         self._since = [0.0] * len(self.entries)  # since when a rank stands still
         self._standing: dict[int, list[int]] = {}  # operation -> ranks that stand still for it
-        self._events: list[tuple[float, bool, int, Operation | int]] = []
+        self._events: list[tuple[float, int, Operation | int]] = []
         self._count = 0
 
     def run(self) -> None:
@@ -34,7 +34,7 @@ class Simulation:
         for rank in range(len(self.entries)):
             self._at(0.0, rank)
         while self._events:
-            now, _, _, what = heapq.heappop(self._events)
+            now, _, what = heapq.heappop(self._events)
             if isinstance(what, Operation):
                 self._end(now, what)
             else:
@@ -45,9 +45,9 @@ class Simulation:
                 raise ValueError(f"rank {rank} never gets past {line}: replay the ledger of a run that ended")
 
     def _at(self, when: float, what: Operation | int) -> None:
-        """Ends come before all else that happens at the same time, so that their links are free for it."""
+        """What happens at the same time happens in the order in which it was foreseen."""
         self._count += 1
-        heapq.heappush(self._events, (when, not isinstance(what, Operation), self._count, what))
+        heapq.heappush(self._events, (when, self._count, what))
 
     def _go_on(self, now: float, rank: int) -> None:
         """Take a rank to its next computation, or to an operation that it must wait for."""

@@ -111,6 +111,8 @@ def test_a_hierarchical_all_reduce_is_its_three_parts(g, s):
         timing.seconds(calls("all_gather", range(g), m / g), both),
     ]
     assert timing.seconds(calls("all_reduce", ranks, m), both) == pytest.approx(sum(parts))
+    halves = [("reduce_scatter", m), ("all_gather", m / (g * s))]
+    assert sum(timing.seconds(calls(op, ranks, size), both) for op, size in halves) == pytest.approx(sum(parts))
     assert sum(parts) < timing.seconds(calls("all_reduce", ranks, m), rail)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-
 from fivefold import run
 from fivefold.runtime import ledger, marks
 

@@ -161,6 +161,21 @@ def test_checkpointing_keeps_inputs_and_counts_what_it_recomputes(reentrant):
     assert less.timeline[-1][1] == 0
 
 
+def test_a_second_derivative_through_a_checkpoint_counts_to_the_end():
+    """What is recomputed is saved once more, for the next derivative: in the end everything is freed."""
+    x = torch.randn(5, requires_grad=True)
+
+    def program(_):
+        y = checkpoint(lambda x: (x.exp() + 1).sin(), x, use_reentrant=False)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        del y
+        first.pow(2).sum().backward()
+
+    memory, *_ = measured(program)
+    assert memory.timeline[-1][1] == 0
+    assert memory.peak_saved > 2 * 5 * BYTES
+
+
 def test_activations_of_a_transformer_layer_follow_the_formula():
     """Korthikanti et al. 2022, section 4.1, counted in numbers: 16sh + as², and LayerNorm's mean and deviation.
 

@@ -243,7 +243,29 @@ def test_waiting_for_others_is_idle_and_waiting_for_the_transfer_is_exposed():
     result = replay(ledger(2, program), LINKED, "measured")
     assert [result.idle(r) for r in (0, 1)] == pytest.approx([10, 0])
     assert [result.exposed(r) for r in (0, 1)] == pytest.approx([transfer] * 2)
+    assert result.operations[0].exposed == pytest.approx({0: transfer, 1: transfer})
+    assert result.overlap()[0].share == pytest.approx(1)
     assert [(s.kind, s.rank) for s in result.critical_path] == [("compute", 1), ("comm", 1)]
+
+
+def test_of_operations_that_wait_for_links_the_first_that_was_ready_begins_first():
+    """A message keeps the links of two all-reduces, one ready at 1, one at 2; they share the links of rank 2."""
+
+    def program(own):
+        handles = []
+        if own.rank < 2:
+            handles.append(own.send(1, 20.0, wait=False) if own.rank == 0 else own.recv(0, wait=False))
+        own.compute(1.0)
+        if own.rank > 0:
+            handles.append(own.call("all_reduce", 2.0, "first", (1, 2), wait=False))
+        own.compute(1.0)
+        if own.rank != 1:
+            handles.append(own.call("all_reduce", 2.0, "second", (0, 2), wait=False))
+        own.wait(*handles)
+
+    message, first, second = replay(ledger(3, program), LINKED, "measured").operations
+    assert (first.group, second.group) == ("first", "second")
+    assert first.start == message.end and second.start == first.end
 
 
 def test_the_critical_path_of_a_pipeline_goes_down_and_up():
