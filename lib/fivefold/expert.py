@@ -189,15 +189,20 @@ def with_loss(x: Tensor, loss: Tensor) -> Tensor:
 class MoE(nn.Module):
     """A layer of E expert MLPs, spread over ranks by expert (`group`) and split inside each expert (`tp_group`).
 
-    router: (E, h). w_in: (E, f, h), w_out: (E, h, f). All are given whole; a rank keeps the router, its E/n experts,
-    and of each the f/t hidden columns of its place in tp_group. enter and leave are the pair that surrounds a
-    tensor-parallel region (`copy_to_ranks` and `sum_over_ranks`, or the pair of sequence parallelism): tokens and gates
-    enter, the output leaves. The router stands before the region, so its gradient is whole. capacity_factor: None drops
-    nothing. balance_weight: weight of the balance loss over the tokens of balance_groups, which is added to what
-    backward minimises; `balance` is its last value. forward: (b, s, h) to (b, s, h), for each token the sum over its
-    top_k experts of gate · MLP. Expert gradients are those of the tokens that came here: they are to be summed over the
-    ranks that hold the same experts, and over no others, unscaled.
+    router (E, h), w_in (E, f, h), w_out (E, h, f): all are given whole; a rank keeps the router, its E/n experts, and
+    of each the f/t inner columns of its place in tp_group. `enter` and `leave` are the pair around a tensor-parallel
+    region, as in `MLP`: tokens and gates enter, the output leaves. The router stands before the region, so its gradient
+    is whole on every rank of tp_group.
+
+    capacity_factor: None drops nothing. balance_weight: weight of the balance loss over the tokens of balance_groups,
+    which is added to what backward minimises; `balance` is its last value.
+
+    forward: (b, s, h) to (b, s, h), for each token the sum over its top_k experts of gate · MLP. The gradients of an
+    expert are those of the tokens that came to it here: they are to be summed over the ranks that hold the same expert,
+    and over no others, unscaled.
     """
+
+    split = {"w_in": 1, "w_out": 2}  # over tp_group; dimension 0 of both is spread over `group`
 
     def __init__(
         self, router: Tensor, w_in: Tensor, w_out: Tensor, top_k: int, group: dist.ProcessGroup,
