@@ -7,9 +7,11 @@ process alone. A submission that crashes, hangs or cannot be read gets its own a
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from pathlib import Path
 import nbformat
 from nbgrader.api import Gradebook
 from nbgrader.coursedir import CourseDirectory
+from nbgrader.utils import setenv
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograde import sandbox
@@ -26,6 +29,8 @@ from autograde.feedback import graded_notebook
 from autograde.notebook import read_notebook
 from autograde.submission import Job, Result, grade_submission
 
+# nbgrader starts the program `alembic` by its name, which lies beside this Python also where no environment is active.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 CONFIG = '''\
 """A course made by `autograde classroom init`. nbgrader's own commands and `autograde classroom` both work here."""
 
@@ -76,7 +81,7 @@ def grade(
     course = _course(folder)
     if not trusted and not dask:
         sandbox.require()
-    waiting = [_job(path, trusted) for path in _submissions(course)]
+    waiting = [_job(course, path, trusted) for path in _submissions(course)]
     if not waiting:
         raise ClassroomError(
             f"{folder}/submitted holds no submissions: put them in submitted/STUDENT/LESSON/LESSON.ipynb"
@@ -131,7 +136,7 @@ def _submissions(course: CourseDirectory) -> list[Path]:
     return [folder / f"{folder.name}.ipynb" for folder in folders if folder.name in sources]
 
 
-def _job(path: Path, trusted: bool) -> Job:
+def _job(course: CourseDirectory, path: Path, trusted: bool) -> Job:
     """What is sent to where it is graded: text, never a path, which could lead somewhere else there."""
     student, lesson = path.parts[-3], path.parts[-2]
     problem, data = "", b""
@@ -141,12 +146,16 @@ def _job(path: Path, trusted: bool) -> Job:
         problem = f"{path.name} was not handed in"
     else:
         data = path.read_bytes()
-    return Job(student, lesson, data, trusted, problem)
+    return Job(student, lesson, data, _source(course, lesson).read_bytes(), trusted, problem)
+
+
+def _source(course: CourseDirectory, lesson: str) -> Path:
+    return Path(course.root) / course.source_directory / lesson / f"{lesson}.ipynb"
 
 
 def _ensure_assignment(course: CourseDirectory, lesson: str) -> None:
     """nbgrader writes a lesson's cells to the gradebook when it makes the release."""
-    with Gradebook(course.db_url, course.course_id) as gradebook:
+    with _gradebook(course) as gradebook:
         known = {assignment.name for assignment in gradebook.assignments}
     if lesson not in known:
         _nbgrader(Path(course.root), "generate_assignment", lesson, "--force")
@@ -156,7 +165,8 @@ def _record(course: CourseDirectory, result: Result) -> None:
     """Write one submission's points and its graded notebook. Nothing that a submission ran is alive by now."""
     job = result.job
     scores = result.scores
-    with Gradebook(course.db_url, course.course_id) as gradebook:
+    with warnings.catch_warnings(), _gradebook(course) as gradebook:
+        warnings.simplefilter("ignore")  # nbgrader's own, about how it uses SQLAlchemy
         gradebook.update_or_create_student(job.student)
         timestamp = course.get_existing_timestamp(
             course.format_path(course.submitted_directory, job.student, job.lesson)
@@ -169,7 +179,7 @@ def _record(course: CourseDirectory, result: Result) -> None:
             entry.auto_score = min(scores.get(cell.name, 0.0), cell.max_score)
             entry.needs_manual_grade = entry.manual_score is not None
         gradebook.db.commit()
-    reference = read_notebook(Path(course.root) / course.source_directory / job.lesson / f"{job.lesson}.ipynb")
+    reference = read_notebook(_source(course, job.lesson))
     place = Path(course.format_path(course.autograded_directory, job.student, job.lesson))
     place.mkdir(parents=True, exist_ok=True)
     nbformat.write(graded_notebook(reference, result), place / f"{job.lesson}.ipynb")
@@ -193,9 +203,17 @@ def _executor(jobs: int, dask: str | None) -> Iterator[Executor]:
         yield executor
 
 
+def _gradebook(course: CourseDirectory) -> Gradebook:
+    with setenv(PATH=PATH):
+        return Gradebook(course.db_url, course.course_id)
+
+
 def _nbgrader(folder: Path, *arguments: str) -> None:
     command = [sys.executable, "-m", "nbgrader", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, "PATH": PATH}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[-1:]
         raise ClassroomError(f"nbgrader {arguments[0]} failed in {folder}: {' '.join(lines)[:400]}")

@@ -79,7 +79,7 @@ def check(options: argparse.Namespace) -> int:
 
 def grade(options: argparse.Namespace) -> int:
     from autograde import report as reports
-    from autograde.grade import grade
+    from autograde.grade import Lessons, grade
     from autograde.progress import progress_for
     from autograde.run import Limits
 
@@ -91,6 +91,7 @@ def grade(options: argparse.Namespace) -> int:
         run=not options.no_run,
         in_sandbox=options.sandbox,
         progress=progress_for(sys.stderr),
+        references=Lessons(options.solutions) if options.solutions else None,
     )
     for path, write in (
         (options.json, reports.write_json),
@@ -206,6 +207,9 @@ def _add_grade(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--timeout", type=float, default=1800, metavar="S", help="seconds for a notebook (1800)")
     sub.add_argument("--cell-timeout", type=float, default=120, metavar="S", help="seconds for a cell (120)")
     sub.add_argument("--output-limit", type=float, default=20, metavar="MB", help="output of a notebook (20)")
+    sub.add_argument(
+        "--solutions", type=Path, metavar="DIR", help="the lessons' reference notebooks, if not the course's"
+    )
     sub.add_argument("--no-run", action="store_true", help="check the solutions without running the notebooks")
     sub.add_argument("--sandbox", action="store_true", help="run cells and ranks under bubblewrap")
 

@@ -22,11 +22,18 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def graded_notebook(reference: NotebookNode, result: Result) -> NotebookNode:
-    """The notebook that belongs into `autograded/`, for nbgrader to make feedback from."""
+    """The notebook that belongs into `autograded/`, for nbgrader to make feedback from. Where what was handed in is of
+    a shape that nobody thought of, it has the verdicts alone."""
+    try:
+        return _graded(reference, result, _submitted(result))
+    except Exception:
+        return _graded(reference, result, nbformat.v4.new_notebook())
+
+
+def _graded(reference: NotebookNode, result: Result, notebook: NotebookNode) -> NotebookNode:
     verdicts = {check_id(item["exercise"]): item for item in result.graded.get("exercises", ())}
     own = {grade_id(cell): cell for cell in reference.cells if grade_id(cell)}
     texts = {cell.source for cell in reference.cells}
-    notebook = _submitted(result)
     seen: set[str] = set()
     for cell in reversed(notebook.cells):
         name = grade_id(cell)
@@ -77,8 +84,7 @@ def _make_harmless(cell: NotebookNode, texts: set[str]) -> None:
 
 def _harmless(output: NotebookNode) -> NotebookNode:
     if "data" in output:
-        data = {kind: output.data[kind] for kind in PICTURES if len(str(output.data.get(kind, ""))) < MOST_PICTURE}
-        data = {kind: value for kind, value in data.items() if kind in output.data}
+        data = {kind: value for kind, value in output.data.items() if kind in PICTURES and len(value) < MOST_PICTURE}
         if "text/plain" in output.data:
             data["text/plain"] = _cut(output.data["text/plain"])
         output.data, output.metadata = nbformat.from_dict(data), nbformat.from_dict({})

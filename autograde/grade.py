@@ -108,7 +108,8 @@ def grade(
 class Lessons:
     """The lessons as their reference notebooks state them."""
 
-    def __init__(self, folder: Path = ROOT / "solutions") -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        folder = folder or ROOT / "solutions"
         self.paths = {path.stem: path for path in sorted(folder.glob("*.ipynb"))}
         self.read: dict[str, list[Task]] = {}
 

@@ -19,7 +19,7 @@ from autograde.page import render
 from autograde.run import OK, RAISED
 from autograde.verdict import Verdict
 
-WIDTH = 76
+WIDTH, WIDEST = 76, 110  # columns of a score, and of a line that says what is wrong
 MARKS = {"passed": "✓", "failed": "✗", "unsolved": "–"}  # anything else could not be judged
 
 
@@ -82,7 +82,7 @@ def ran(graded: Graded) -> str:
         return f"ran to its end in {execution.seconds:.0f} s"
     if execution.outcome == NOT_RUN:
         return "solutions only"
-    return _one_line(f"{execution.outcome}: {execution.message}")
+    return _one_line(f"{execution.outcome}: {execution.message.removeprefix(str(graded.path))}")
 
 
 def first_problem(verdict: Verdict) -> str:
@@ -97,23 +97,25 @@ def first_problem(verdict: Verdict) -> str:
 
 
 def _block(graded: Graded) -> str:
-    name = f"{graded.path}  "
-    lines = [name + textwrap.shorten(ran(graded), max(40, WIDTH - len(name)), placeholder=" …")]
-    if len(ran(graded)) > max(40, WIDTH - len(name)):
-        lines = [str(graded.path), *textwrap.wrap(ran(graded), WIDTH - 2, initial_indent="  ", subsequent_indent="  ")]
+    lines = [f"{graded.path}  {ran(graded)}"]
+    if len(lines[0]) > WIDTH:
+        lines = [str(graded.path), *_wrap(ran(graded), "  ")]
     wide = max((len(verdict.exercise) for verdict in graded.verdicts), default=0)
     for verdict in graded.verdicts:
         score = f"{verdict.points:>4g} of {verdict.max_points:g}"
         start = f"  {MARKS.get(verdict.state, '!')} {verdict.exercise.ljust(wide)} {score.ljust(10)}"
-        problem = first_problem(verdict)
-        lines += textwrap.wrap(problem, 110 - len(start), initial_indent=start, subsequent_indent=" " * len(start)) or [
-            start
-        ]
+        lines += _wrap(first_problem(verdict), start) or [start]
         for note in graded.notes.get(verdict.exercise, ()):
-            text = textwrap.wrap(f"note: {_one_line(note.message)}", 110 - len(start))
-            lines += [f"{' ' * len(start)}{line}" for line in text]
+            lines += _wrap(f"note: {_one_line(note.message)}", " " * len(start))
     lines.append(f"{_score(graded.points, graded.max_points):>{WIDTH}}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _wrap(text: str, start: str) -> list[str]:
+    later = " " * len(start)
+    return textwrap.wrap(
+        text, WIDEST, initial_indent=start, subsequent_indent=later, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _score(points: float, most: float) -> str:

@@ -20,11 +20,12 @@ LIMITS = guard.Limits(seconds=3600, memory=8_000_000_000, processes=500)
 
 @dataclass(frozen=True)
 class Job:
-    """One submission: the notebook as bytes, or why there is none."""
+    """One submission: the notebook as bytes, the lesson's reference, or why there is nothing to grade."""
 
     student: str
     lesson: str
     data: bytes
+    reference: bytes = b""
     trusted: bool = False
     problem: str = ""
 
@@ -70,17 +71,20 @@ def grade_submission(job: Job, limits: guard.Limits = LIMITS) -> Result:
     """Never raises for what a submission is or does."""
     if job.problem:
         return Result(job, problem=f"cannot be graded: {job.problem}")
-    with TemporaryDirectory(prefix="fivefold-submission-", ignore_cleanup_errors=True) as name:
-        place = Path(name)
-        (place / f"{job.lesson}.ipynb").write_bytes(job.data)
-        command = [sys.executable, "-m", "autograde.cli", "grade", f"{job.lesson}.ipynb"]
+    with TemporaryDirectory(prefix="fivefold-submission-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder)
+        name = f"{job.lesson}.ipynb"
+        (place / name).write_bytes(job.data)
+        (place / "solutions").mkdir()
+        (place / "solutions" / name).write_bytes(job.reference)
+        command = [sys.executable, "-m", "autograde.cli", "grade", name, "--solutions", "solutions"]
         command += ["--json", "report.json", "--executed", "executed", *([] if job.trusted else ["--sandbox"])]
         ending, said = _run(command, place, limits)
         try:
             report = json.loads((place / "report.json").read_text())
         except (OSError, ValueError):
             return Result(job, problem=_problem(ending, said, limits))
-        executed = place / "executed" / f"{job.lesson}.ipynb"
+        executed = place / "executed" / name
         return Result(job, report["notebooks"][0], executed.read_bytes() if executed.is_file() else b"")
 
 
