@@ -70,9 +70,8 @@ def state_of(findings: list[Finding], trials: list[Trial]) -> str:
 def _merged(name: str, rows: list[tuple[Trial, Finding]]) -> Finding:
     for trial, finding in rows:
         if finding.passed is False:
-            hidden = "hidden case: " if trial.level == "hidden" else ""
-            first, *rest = (finding.detail or "with").split("\n")
-            detail = "\n".join([f"{first} ({hidden}{trial.case})", *rest])
+            hidden = "a hidden case: " if trial.level == "hidden" else ""
+            detail = "\n".join(filter(None, [f"with {hidden}{trial.case}", finding.detail]))
             return Finding(name, False, finding.seen, detail, finding.look, finding.error)
     if not rows:
         return Finding(name, None, "not reached")

@@ -167,10 +167,14 @@ def _finding_lines(finding: Finding, name: int) -> list[str]:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    """Prose is wrapped; what is indented, such as a traceback or a table, is left as it is."""
-    if line != line.lstrip() or "  " in line:
+    """Prose in lines of at most `width`; a line of a traceback or a table as it is."""
+    if _is_laid_out(line):
         return [line]
     return textwrap.wrap(line, max(width, 40), break_on_hyphens=False) or [""]
+
+
+def _is_laid_out(line: str) -> bool:
+    return line != line.lstrip() or "  " in line
 
 
 def _row(finding: Finding) -> str:
@@ -191,8 +195,9 @@ def _cell(content: str, style: str = "", span: int = 1) -> str:
 def _below(text: str) -> str:
     if not text:
         return ""
-    tag, style = ("pre", "margin: 0.3em 0") if "\n" in text else ("div", "max-width: 52em")
-    return f'<{tag} style="{style}; {PLAIN}">{escape(text)}</{tag}>'
+    if any(_is_laid_out(line) for line in text.splitlines()):
+        return f'<pre style="margin: 0.3em 0; {PLAIN}">{escape(text)}</pre>'
+    return "".join(f'<div style="max-width: 52em; {PLAIN}">{escape(line)}</div>' for line in text.splitlines())
 
 
 def _fold(title: str, text: str) -> str:

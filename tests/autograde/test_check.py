@@ -169,7 +169,7 @@ def test_a_solution_that_knows_the_visible_cases_fails_the_hidden_ones(lesson):
     body = "n = dist.get_world_size()\nif n > 2: return x * n\n" + RIGHT
     assert evaluate(SUM, source(body)).passed
     verdict = evaluate(SUM, source(body), hidden=True)
-    assert verdict.points == 0 and "hidden case: 3 ranks" in by_property(verdict)["output"].detail
+    assert verdict.points == 0 and "with a hidden case: 3 ranks" in by_property(verdict)["output"].detail
     assert evaluate(SUM, source(body), hidden=True).seed != verdict.seed
 
 
