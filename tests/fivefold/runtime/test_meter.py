@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from fivefold.runtime import marks
 from fivefold.runtime.ledger import Communication, Computation
 from fivefold.runtime.meter import Meter
+from fivefold.runtime.saved import SavedBytes
 from torch.distributed.tensor import DTensor  # noqa: F401  (its import must not disturb the meter)
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 BYTES = 4  # float32
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 
 class FakeRecorder:
@@ -159,6 +161,27 @@ def test_checkpointing_keeps_inputs_and_counts_what_it_recomputes(reentrant):
     assert plain.phases == {"forward": 2 * layers * n * BYTES, "backward": 2 * layers * n * BYTES}
     assert less.phases == {"forward": layers * n * BYTES, "backward": (layers + 2) * n * BYTES}
     assert less.timeline[-1][1] == 0
+
+
+def test_an_input_of_a_checkpoint_is_not_counted_after_it_was_used():
+    """The caller still holds the input, which the recomputation saved again: after backward it is no activation."""
+    x = torch.randn(5, requires_grad=True) * 1
+    memory, *_ = measured(lambda _: checkpoint(torch.sin, x, use_reentrant=False).sum().backward())
+    assert memory.peak_saved == 5 * BYTES
+    assert memory.timeline[-1][1] == 0
+
+
+def test_what_checkpoint_holds_counts_longer_than_what_is_saved_of_it():
+    """Recomputed and saved again: one storage, counted until the last of the two holders lets go."""
+    counted = SavedBytes(lambda: "", lambda storage: False, lambda: None)
+    tensor = torch.randn(6)
+    counted._seen_by_checkpoint(lambda tensor: None)(tensor)
+    kept = counted.pack(tensor)
+    assert counted.current == 6 * BYTES
+    del kept
+    assert counted.current == 6 * BYTES
+    del tensor
+    assert counted.current == 0
 
 
 def test_a_second_derivative_through_a_checkpoint_counts_to_the_end():
