@@ -179,8 +179,12 @@ def _verdict(found: Found, hidden: bool) -> Verdict:
     if found.problem:
         state = "failed" if " is not Python" in found.problem else "cannot be graded"
         return Verdict(task.id, 0, task.points, [Finding("notebook", False, found.problem)], state=state)
+    solution = found.answer if task.is_question else found.source
     try:
-        return evaluate(task.id, found.answer if task.is_question else found.source, hidden=hidden)
+        verdict = evaluate(task.id, solution, hidden=hidden)
+        if verdict.state == "timed out":  # a machine that was busy for a moment must not cost points
+            verdict = evaluate(task.id, solution, hidden=hidden)
+        return verdict
     except Exception as error:
         return _ungraded(task, f"{type(error).__name__}: {error}")
 
