@@ -1,4 +1,4 @@
-"""Sequence parallelism against one dense process and against DTensor, in float64; its bytes are counted."""
+"""Sequence parallelism against one dense process, in float64; its bytes are counted."""
 
 import pytest
 import torch
@@ -244,51 +244,6 @@ def test_the_same_bytes_as_tensor_parallelism():
         assert sorted(c for c in calls(with_tokens.ledger, "block") if c[1] == way) == expected
         assert [c for c in calls(without.ledger, "block") if c[1] == way] == [("all_reduce", way, 2 * half)] * 2
     assert calls(with_tokens.ledger, "sync") == [("all_reduce", "forward", 8 * 6 * H * 2 * 2 / 3)]
-
-
-def dtensor_block():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    group, n, w = dist.group.WORLD, dist.get_world_size(), weights()
-    theirs = nn.Sequential(norm(w["norm_m"]), nn.Linear(H, INNER), nn.GELU(), nn.Linear(INNER, H)).double()
-    names = {"1.weight": "w_in", "1.bias": "b_in", "3.weight": "w_out", "3.bias": "b_out"}
-    theirs.load_state_dict({place: w[name] for place, name in names.items()}, strict=False)
-    plan = {
-        "0": SequenceParallel(),
-        "1": ColwiseParallel(input_layouts=Shard(1)),
-        "3": RowwiseParallel(output_layouts=Shard(1)),
-    }
-    mesh = init_device_mesh("cpu", (n,))
-    parallelize_module(theirs, mesh, plan)
-    ours = nn.Sequential(norm(w["norm_m"]), MLP(*(w[k] for k in names.values()), group, gather_tokens, scatter_tokens))
-    outcome = {}
-    for name, module in (("ours", ours), ("theirs", theirs)):
-        x = randn(B, S, H, seed=20).chunk(n, 1)[dist.get_rank()].clone().requires_grad_()
-        with phase(name):
-            module(x).square().sum().backward()
-        outcome[name] = [x.grad]
-    sync_replicated_gradients([ours[0].weight, ours[0].bias, ours[1].row.bias], group)
-    outcome["ours"] += [p.grad for p in ours.parameters()]
-    cut = {"1.weight", "1.bias", "3.weight"}
-    outcome["theirs"] += [
-        p.grad.to_local() if name in cut else p.grad.full_tensor() for name, p in theirs.named_parameters()
-    ]
-    return outcome
-
-
-def test_gradients_as_dtensor():
-    """Norm and MLP with tokens split: every gradient and the traffic are those of parallelize_module."""
-    done = run(dtensor_block, 3)
-    for outcome in done.results:
-        close(outcome["ours"], outcome["theirs"])
-    assert sorted(calls(done.ledger, "ours")) == sorted(calls(done.ledger, "theirs"))
 
 
 def masks():
