@@ -261,8 +261,12 @@ FAULTS = {
     "a deadlock": ("if dist.get_rank(): dist.all_reduce(x.detach())\nreturn x", "failed", "Deadlock after"),
     "other shapes": ("dist.all_reduce(torch.zeros(1 + dist.get_rank()))\nreturn x", "failed", "Ranks disagree"),
     "no end": ("while True: pass", "timed out", "The run took longer than 2 s"),
-    "a crash": ("os.kill(os.getpid(), 9)", "crashed", "rank 0 of 2 was killed by SIGKILL"),
-    "leaving": ("os._exit(0)", "crashed", "rank 0 of 2 left with exit code 0"),
+    "a crash": (
+        "if dist.get_rank(): os.kill(os.getpid(), 9)\nreturn x",
+        "crashed",
+        "rank 1 of 2 was killed by SIGKILL",
+    ),
+    "leaving": ("if dist.get_rank(): os._exit(0)\nreturn x", "crashed", "rank 1 of 2 left with exit code 0"),
     "a liar": (LIAR, "failed", ""),
 }
 

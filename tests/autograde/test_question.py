@@ -66,7 +66,7 @@ def test_no_answer_is_not_a_wrong_answer(question):
 
 
 def test_a_question_that_cannot_be_answered_is_refused():
-    """A missing choice, a word where a number belongs, and a mistake that would pass are errors where they are written."""
+    """A missing choice, a word for a number, and a mistake that would pass are errors where they are written."""
     for wrong in (
         {"answer": "z", "choices": {"a": ("x", "y")}},
         {"answer": "six"},
