@@ -186,18 +186,19 @@ class _Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # a DTensor turns it into operators on its parts, which come here next
         for tensor in _tensors(args):
             if isinstance(tensor, torch.nn.Parameter):
                 self.meter.touch(tensor)
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # a DTensor turns it into operators on its parts, which come here next
         if torch.is_inference_mode_enabled() and func._overloadpacket not in FORMULAS:
             with self:
                 out = func.decompose(*args, **kwargs)  # inference leaves F.linear and its like in one piece
             if out is not NotImplemented:
                 return out
         out = func(*args, **kwargs)
-        if func.namespace not in COMMUNICATION:
+        pretends = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        if func.namespace not in COMMUNICATION and not pretends:  # DTensor asks for shapes on tensors without data
             self.meter.count(func, args, kwargs, out)
         return out
 

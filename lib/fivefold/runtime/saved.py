@@ -32,9 +32,13 @@ class Kept:
         self.count, self.tensor, self.line, self.version = count, tensor.detach(), line, tensor._version
         self.storages = count.add(tensor, line)
 
-    def __del__(self) -> None:
-        for storage in self.storages:
-            self.count.remove(storage)
+    def release(self) -> None:
+        """Let go of the tensor; backward must not ask for it again."""
+        self.tensor = None
+        while self.storages:
+            self.count.remove(self.storages.pop())
+
+    __del__ = release
 
 
 class SavedBytes:
@@ -159,8 +163,8 @@ class SavedBytes:
 def storages_of(tensor: torch.Tensor) -> list[Any]:
     """The storages under a tensor: one, or those of its parts where it is a wrapper such as a DTensor."""
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        return [storage for name in names for storage in storages_of(getattr(tensor, name))]
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]  # a DTensor's mesh is one too
+        return [storage for part in parts if isinstance(part, torch.Tensor) for storage in storages_of(part)]
     if tensor.layout is not torch.strided:
         return []
     return [tensor.untyped_storage()]

@@ -12,7 +12,6 @@ from fivefold.runtime import marks
 from fivefold.runtime.ledger import Communication, Computation
 from fivefold.runtime.meter import Meter
 from fivefold.runtime.saved import SavedBytes
-from torch.distributed.tensor import DTensor  # noqa: F401  (its import must not disturb the meter)
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -416,3 +415,24 @@ def test_real_ranks_measure_what_one_process_does():
         assert result.busy(rank) == pytest.approx(4 * n * h * h / machine.gpu.flops)
         step = machine.inside.alpha + n * h * BYTES / 2 / machine.inside.bandwidth
         assert result.exposed(rank) == pytest.approx(2 * step)
+
+
+def test_dtensor_counts_what_each_rank_does_and_keeps():
+    """PyTorch's own tensor parallelism: FLOPs and saved bytes of the local shards, whatever DTensor asks of shapes."""
+    from fivefold import run
+
+    def program(b, h):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (2,))
+        mlp = torch.nn.Sequential(torch.nn.Linear(h, 2 * h), torch.nn.GELU(), torch.nn.Linear(2 * h, h))
+        parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mlp(torch.randn(b, h, requires_grad=True)).sum().backward()
+
+    b, h = 3, 8
+    ledger = run(program, 2, b, h, measure=True).ledger
+    for rank in range(2):
+        assert ledger[rank].flops == 3 * 2 * (2 * b * h * h)
+        assert ledger[rank].memory.peak_saved == 3 * b * h * BYTES
+        assert ledger[rank].memory.gradients == (2 * h * h + h + h) * BYTES
