@@ -196,7 +196,7 @@ def _executor(jobs: int, dask: str | None) -> Iterator[Executor]:
     except ImportError:
         raise ClassroomError("Dask is not installed: pip install 'fivefold[dask]', or leave out --dask") from None
     try:
-        client = Client(dask, timeout=20)
+        client = Client(dask, timeout=10)
     except (OSError, TimeoutError, ValueError) as error:
         raise ClassroomError(f"no Dask scheduler answers at {dask}: {error}") from None
     with client, client.get_executor(pure=False) as executor:

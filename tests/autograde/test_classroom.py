@@ -160,6 +160,24 @@ subprocess.Popen(["sleep", "7200"], start_new_session=True)
     assert exported(classroom.export(course).parent) == scores(course)
 
 
+@pytest.mark.slow
+def test_workers_of_a_dask_cluster_give_the_same_grades(course: Path) -> None:
+    """A class that outgrows one machine: submissions travel to workers, and only this process writes grades."""
+    distributed = pytest.importorskip("distributed")
+    hand_in(course, "full", solve(F, G))
+    hand_in(course, "none")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        results = classroom.grade(course, dask=cluster.scheduler_address, trusted=bool(sandbox._problem()))
+    assert {result.job.student: result.points for result in results} == {"full": 6, "none": 0} == scores(course)
+
+
+def test_a_scheduler_that_is_not_there_is_said_to_be_absent(course: Path) -> None:
+    """With or without Dask, one line says what is missing."""
+    hand_in(course, "none")
+    with pytest.raises(classroom.ClassroomError, match="Dask"):
+        classroom.grade(course, dask="tcp://127.0.0.1:9")
+
+
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
