@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import re
 
 import pytest
-
-pytest.importorskip("matplotlib")
-
 from fivefold import plots
 from fivefold.pipeline.schedule import interleaved, one_f_one_b
 from fivefold.pipeline.simulate import simulate
@@ -41,39 +39,42 @@ def training(world=4, layers=3):
     return Ledger(ranks)
 
 
-def figures():
-    ledger = training()
-    timed = replay(ledger, cluster("h100"))
-    schedule = simulate(interleaved(4, 8, 2))
+DRAWN = {
+    "replay": lambda: plots.timeline(replay(training(), cluster("h100"))),
+    "schedule": lambda: plots.timeline(plots.timeline_of_schedule(simulate(interleaved(4, 8, 2)))),
+    "many ranks": lambda: plots.timeline(replay(training(40, 2), cluster("h100"))),
+    "traffic": lambda: plots.traffic(training()),
+    "traffic of many": lambda: plots.traffic(training(40, 2), cluster("h100")),
+    "by axis": lambda: plots.traffic_by_axis(training(), {("all_reduce", "tp"): (1e8, "formula · 2(n−1)/n · b·s·h")}),
+    "memory": lambda: plots.memory(training(), replay(training(), cluster("h100"))),
+    "memory by entry": lambda: plots.memory(training()),
+    "micro-batches": lambda: microbatches(simulate(interleaved(4, 8, 2))),
+    "long title": lambda: plots.traffic(training(), title="A title longer than a small figure is wide, by far " * 2),
+}
+
+
+def microbatches(schedule):
     curves = {f"rank {rank}": schedule.memory(rank) for rank in range(4)}
-    return {
-        "replay": plots.timeline(timed),
-        "schedule": plots.timeline(plots.timeline_of_schedule(schedule)),
-        "many ranks": plots.timeline(replay(training(40, 2), cluster("h100"))),
-        "traffic": plots.traffic(ledger),
-        "traffic of many": plots.traffic(training(40, 2), cluster("h100")),
-        "by axis": plots.traffic_by_axis(ledger, {("all_reduce", "tp"): (1e8, "some formula · 2(n−1)/n · b·s·h")}),
-        "memory": plots.memory(ledger, timed),
-        "memory by entry": plots.memory(ledger),
-        "micro-batches": plots.memory(curves, amount="micro-batches", end=schedule.makespan),
-        "long title": plots.traffic(ledger, title="A title that goes on for longer than a small figure is wide " * 2),
-    }
+    return plots.memory(curves, amount="micro-batches", end=schedule.makespan)
 
 
-FIGURES = figures()
+@functools.cache
+def drawn(name):
+    return DRAWN[name]()
 
 
 def texts(figure):
-    drawn = figure.figure
-    drawn.draw_without_rendering()
-    found = [text for text in drawn.findobj(style.matplotlib.text.Text) if text.get_text() and text.get_visible()]
+    figure.figure.draw_without_rendering()
+    found = [
+        text for text in figure.figure.findobj(style.matplotlib.text.Text) if text.get_text() and text.get_visible()
+    ]
     return [(text.get_text(), text.get_window_extent()) for text in found]
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_no_text_is_cut_off_and_none_lies_on_another(name):
     """Every label, title and number stands inside the figure, apart from the others."""
-    figure = FIGURES[name]
+    figure = drawn(name)
     box, found = figure.figure.bbox, [item for item in texts(figure) if item[1].width > 0]
     for text, place in found:
         assert place.x0 >= 0 and place.y0 >= 0 and place.x1 <= box.x1 and place.y1 <= box.y1, text
@@ -83,10 +84,10 @@ def test_no_text_is_cut_off_and_none_lies_on_another(name):
             assert apart or place.y1 <= where.y0 + 2 or where.y1 <= place.y0 + 2, (text, other)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_a_notebook_shows_an_image_with_alt_text(name):
     """HTML with a PNG inside and an alt that says what is to be seen, in numbers; that text where HTML is not shown."""
-    figure = FIGURES[name]
+    figure = drawn(name)
     bundle = figure._repr_mimebundle_()
     match = re.fullmatch(r'<img alt="([^"]*)" style="[^"]*" src="data:image/png;base64,([^"]*)">', bundle["text/html"])
     assert html.unescape(match[1]) == bundle["text/plain"] == repr(figure) == figure.alt
@@ -96,13 +97,13 @@ def test_a_notebook_shows_an_image_with_alt_text(name):
 
 def test_figures_are_the_same_every_time():
     """Two drawings of one run are equal to the byte."""
-    assert plots.timeline(replay(training(), cluster("h100"))).png() == FIGURES["replay"].png()
+    assert plots.timeline(replay(training(), cluster("h100"))).png() == drawn("replay").png()
 
 
 def test_a_figure_is_saved_in_the_format_of_its_name(tmp_path):
     """PNG, SVG and PDF by their first bytes."""
     for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
-        assert FIGURES["by axis"].save(tmp_path / f"f.{ending}").read_bytes().startswith(start)
+        assert drawn("by axis").save(tmp_path / f"f.{ending}").read_bytes().startswith(start)
 
 
 def luminance(colour):
@@ -167,16 +168,16 @@ def test_overlapped_steps_stand_side_by_side():
 
 def test_the_matrix_has_the_bytes_of_a_ring():
     """Pairs of tp: 2(n−1)/n · 40 MB six times in each direction; dp 9 MB three times."""
-    cells = [text.get_text() for text in FIGURES["traffic"].figure.axes[0].texts]
+    cells = [text.get_text() for text in drawn("traffic").figure.axes[0].texts]
     assert sorted(cells) == sorted(["240\ntp"] * 4 + ["27\ndp"] * 4)
-    assert "numbers in MB" in [text for text, _ in texts(FIGURES["traffic"])]
+    assert "numbers in MB" in [text for text, _ in texts(drawn("traffic"))]
 
 
 def test_a_bar_says_whether_it_agrees_with_the_formula():
     """The wrong formula is named in the title and marked on its bar; the right one has a tick."""
     right = {("all_reduce", "tp"): (240e6, "6 · 2(n−1)/n · M")}
     good = " ".join(text for text, _ in texts(plots.traffic_by_axis(training(), right)))
-    bad = " ".join(text for text, _ in texts(FIGURES["by axis"]))
+    bad = " ".join(text for text, _ in texts(drawn("by axis")))
     assert "as the formulas say" in good and "✓" in good and "✗" not in good
     assert "differs from the formula: all-reduce in tp" in bad and "✗ 100 MB by formula" in bad
 
