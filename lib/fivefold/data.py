@@ -23,10 +23,10 @@ def make_buckets(parameters: Iterable[Parameter], bucket_bytes: float) -> list[l
     """Sort parameters into buckets, in the order in which backward will probably finish their gradients.
 
     That is the reverse of the order in which they are registered, which all ranks share: not the order in which
-    gradients arrive, which need not be the same everywhere. A bucket takes the next parameter as long as it stays within
-    `bucket_bytes` and is of the same dtype; one that is larger by itself has a bucket of its own. A parameter that
-    appears twice is taken where it appears first; one without requires_grad is left out. Returns a list of buckets, each
-    a list of parameters; none where there are no parameters.
+    gradients arrive, which need not be the same everywhere. A bucket takes the next parameter as long as it stays
+    within `bucket_bytes` and is of the same dtype; one that is larger by itself has a bucket of its own. A parameter
+    that appears twice is taken where it appears first; one without requires_grad is left out. Returns a list of
+    buckets, each a list of parameters; none where there are no parameters.
     """
     buckets: list[list[Parameter]] = []
     size = 0
@@ -46,8 +46,8 @@ def start_in_order(buckets: Sequence[Sequence[Parameter]], start: Callable[[int]
     `register_post_accumulate_grad_hook` tells. Ranks may get theirs ready in different orders, but must start
     collectives in one order: so bucket i is started when it is ready *and* all before it have been started.
 
-    `finish()` is called after backward. It removes the hooks and starts what is left: buckets with a parameter that this
-    backward did not use, and those that come after them.
+    `finish()` is called after backward. It removes the hooks and starts what is left: buckets with a parameter that
+    this backward did not use, and those that come after them.
     """
     waiting = deque((i, set(bucket)) for i, bucket in enumerate(buckets))
 

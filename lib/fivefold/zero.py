@@ -34,8 +34,8 @@ class Shard:
     The bucket's values stand one after the other in one tensor, which is padded with zeros to n·length elements and cut
     into n pieces; the parameters become views of it. With stage 3 that tensor is empty until `allocate` and a gather.
 
-    full: (n·length,) the padded values of the bucket. piece: (length,) this rank's piece of them; a view of `full`, but a
-    tensor of its own in stage 3. own: the range of the bucket's elements in the piece; the rest of it is padding.
+    full: (n·length,) the padded values of the bucket. piece: (length,) this rank's piece of them; a view of `full`,
+    but a tensor of its own in stage 3. own: the range of the bucket's elements in the piece; the rest of it is padding.
     gradient: (length,) the sum over ranks of the piece's gradient, None before there is one. master: (length,) the
     piece in float32, which AdamW updates; the piece itself where parameters are not in half precision.
 
@@ -208,11 +208,11 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale the gradients so that their norm over all ranks of `group` is `max_norm` at most; that norm before.
 
-    gradients: this rank's, of any shapes, changed in place; at least one, which may be empty. copies: for each, how many
-    ranks of `group` hold this very gradient: 1 for a piece that no other rank has, the size of the group for one that is
-    replicated on all; without it, 1 for each. A replicated gradient counts once. All ranks scale by the same number,
-    max_norm/(norm + 1e-6) where that is below 1, as `torch.nn.utils.clip_grad_norm_` does. Returns the norm, a scalar in
-    float64. One all-reduce of one number: of squares, since norms of pieces do not add up.
+    gradients: this rank's, of any shapes, changed in place; at least one, which may be empty. copies: for each, how
+    many ranks of `group` hold this very gradient: 1 for a piece that no other rank has, the size of the group for one
+    that is replicated on all; without it, 1 for each. A replicated gradient counts once. All ranks scale by the same
+    number, max_norm/(norm + 1e-6) where that is below 1, as `torch.nn.utils.clip_grad_norm_` does. Returns the norm, a
+    scalar in float64. One all-reduce of one number: of squares, since norms of pieces do not add up.
     """
     squares = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
     for gradient, number in zip(gradients, copies or [1] * len(gradients), strict=True):

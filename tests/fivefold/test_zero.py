@@ -61,7 +61,7 @@ def loss_of(model, text):
 
 
 def units(model):
-    """The modules that are gathered one by one, in the order of backward, and the parameters that each has for itself."""
+    """The modules that are gathered one by one, in the order of backward, and the parameters each has for itself."""
     blocks = [(block, list(block.parameters())) for block in reversed(model.blocks)]
     taken = {p for _, parameters in blocks for p in parameters}
     return [*blocks, (model, [p for p in model.parameters() if p not in taken])]
@@ -78,7 +78,7 @@ def make_shards(model, stage, bucket_bytes, group, **options):
 
 
 def step(model, shards, stage, texts, lr, max_norm=None):
-    """One step on one or more micro-batches, as the lesson has it. Returns the norm before clipping, if it was asked."""
+    """One step on one or more micro-batches. Returns the norm before clipping, where it was asked for."""
     norm = None
     for text in texts:
         finish = reduce_gradients(shards) if stage > 1 else None
