@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-def definitions(code: str) -> str:
+def definitions(code: str, names: Collection[str] | None = None) -> str:
     """The imports, functions, classes and plain assignments of a cell, each on the line where it stands.
 
-    Every other statement becomes a `0`. Raises SyntaxError where the cell is not Python; lines of IPython's own
-    (`%timeit`, `!ls`) are blank.
+    Every other statement becomes a `0`, and so do definitions of other than `names`, where these are given. Raises
+    SyntaxError where the cell is not Python; lines of IPython's own (`%timeit`, `!ls`) are blank.
     """
     code = without_magics(code)
     lines = code.encode().splitlines(keepends=True)
@@ -24,17 +25,33 @@ def definitions(code: str) -> str:
         starts.append(starts[-1] + len(line))
     text = bytearray(b"".join(lines))
     for node in ast.parse(code).body:
-        if not _defines(node):
+        if not _defines(node) or not _wanted(node, names):
             begin, end = _span(node, starts)
             text[begin:end] = re.sub(rb"[^\n]", b" ", bytes(text[begin:end]))
             text[begin : begin + 1] = b"0"
     return text.decode()
 
 
+def needed(name: str, statements: Iterable[ast.stmt]) -> set[str]:
+    """The names that `name` is made of: those in its definitions, those in theirs, and so on."""
+    parts: dict[str, set[str]] = {}
+    for node in filter(_defines, statements):
+        used = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        for each in bound(node):
+            parts.setdefault(each, set()).update(used)
+    found, new = set(), {name}
+    while new:
+        found |= new
+        new = set().union(*(parts.get(each, set()) for each in new)) - found
+    return found
+
+
 def bound(node: ast.stmt) -> set[str]:
-    """The names that a statement defines or assigns to at the top of its cell."""
+    """The names that a statement imports, defines or assigns to at the top of its cell."""
     if isinstance(node, DEFINITIONS):
         return {node.name}
+    if isinstance(node, IMPORTS):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
@@ -108,6 +125,11 @@ def _defines(node: ast.stmt) -> bool:
         return _plain(node.test) and all(map(_defines, _inner(node)))
     # What a find-the-bug cell raises, it catches.
     return isinstance(node, ast.Try) and all(isinstance(s, ast.Raise) or _defines(s) for s in _inner(node))
+
+
+def _wanted(node: ast.stmt, names: Collection[str] | None) -> bool:
+    everything = isinstance(node, ast.Expr | ast.Pass) or getattr(node, "module", "") == "__future__"
+    return names is None or everything or not bound(node).isdisjoint({*names, "*"})
 
 
 def _plain(node: ast.AST | None) -> bool:

@@ -96,11 +96,15 @@ def grade(
         graded = []
         for path in map(Path, notebooks):
             progress.begins(path)
-            wrap = sandbox.sandboxed if in_sandbox else (lambda command, folder: command)
-            execution = (
-                execute(path, params, limits, progress.cell, wrap) if run else Execution(path, NOT_RUN, notebook=None)
-            )
-            graded.append(_grade(path, execution, references, hidden, progress))
+            try:
+                notebook, problem = read_notebook(path), ""  # before it runs, when it can still be changed by nobody
+            except CannotRead as error:
+                notebook, problem = None, str(error)
+            execution = Execution(path, UNREADABLE, problem) if problem else Execution(path, NOT_RUN)
+            if run and notebook is not None:
+                wrap = sandbox.sandboxed if in_sandbox else (lambda command, folder: command)
+                execution = execute(path, params, limits, progress.cell, wrap)
+            graded.append(_grade(execution, notebook, references, hidden, progress))
             progress.ends(graded[-1])
     return Report(graded)
 
@@ -141,20 +145,17 @@ def check_solutions(
         yield found, _verdict(found, hidden)
 
 
-def _grade(path: Path, execution: Execution, references: Lessons, hidden: bool, progress: Silent) -> Graded:
-    notebook, problem = None, execution.message
-    try:
-        notebook = read_notebook(path)
-    except CannotRead as error:
-        problem = str(error)
-        execution = Execution(path, UNREADABLE, problem)
-    lesson = references.lesson_of(path, notebook)
-    graded = Graded(path, lesson, execution)
+def _grade(
+    execution: Execution, notebook: NotebookNode | None, references: Lessons, hidden: bool, progress: Silent
+) -> Graded:
+    lesson = references.lesson_of(execution.path, notebook)
+    graded = Graded(execution.path, lesson, execution)
     if notebook is None:
-        graded.verdicts = [_ungraded(task, problem) for task in references.tasks(lesson)]
+        graded.verdicts = [_ungraded(task, execution.message) for task in references.tasks(lesson)]
     elif not lesson:
         known = ", ".join(references.paths) or "none: run make build"
-        execution.message = f"{path.name} belongs to no lesson (lessons: {known}): give it its lesson's name"
+        name = execution.path.name
+        execution.message = f"{name} belongs to no lesson (lessons: {known}): give it its lesson's name"
         execution.outcome = UNREADABLE
     else:
         for found, verdict in check_solutions(notebook, references.tasks(lesson), hidden, progress):

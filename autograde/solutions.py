@@ -17,7 +17,7 @@ from typing import Any
 from fivefold.runtime.parts import Source
 from nbformat.notebooknode import NotebookNode
 
-from autograde.definitions import bound, constant, definitions, is_stub, without_magics
+from autograde.definitions import bound, constant, definitions, is_stub, needed, without_magics
 from autograde.notebook import cell_label, grade_id
 
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -120,22 +120,17 @@ def _end(notebook: NotebookNode, task: Task, notes: list[Note]) -> int:
 
 def _source(cells: list[tuple[str, str]], found: Found, others: list[Task]) -> None:
     name, definition, broken = found.task.name, None, ""
-    kept: list[tuple[str, str]] = []
-    named: set[str] = set()
+    programs: list[tuple[str, str, list[ast.stmt]]] = []
     for label, code in cells:
         try:
-            statements = ast.parse(without_magics(code)).body
-            text = definitions(code)
+            programs.append((label, code, ast.parse(without_magics(code)).body))
         except UNPARSABLE as error:
             if name in code:
                 broken = f"{label} is not Python: {_line(error)}"
             continue
-        for statement in statements:
-            named |= bound(statement)
+        for statement in programs[-1][2]:
             if name in bound(statement):
                 definition, broken = statement, ""
-        if text.strip("0 \n"):
-            kept.append((label, text))
     if broken:
         found.problem = broken
     elif definition is None:
@@ -144,8 +139,20 @@ def _source(cells: list[tuple[str, str]], found: Found, others: list[Task]) -> N
     elif is_stub(definition):
         found.attempted, found.problem = False, "not begun"
     else:
-        lost = [_import(other.id) for other in others if other.name not in named]
-        found.source = Source((*([("the library", "\n".join(lost))] if lost else []), *kept), name)
+        found.source = Source(_needed_cells(name, programs, others), name)
+
+
+def _needed_cells(
+    name: str, programs: list[tuple[str, str, list[ast.stmt]]], others: list[Task]
+) -> tuple[tuple[str, str], ...]:
+    """Of each cell what the solution is made of: what else a learner keeps in a notebook costs no time on the ranks."""
+    statements = [statement for _, _, body in programs for statement in body]
+    names = needed(name, statements)
+    there = set().union(*map(bound, statements))
+    lost = [_import(other.id) for other in others if other.name in names - there]
+    cells = [(label, definitions(code, names)) for label, code, _ in programs]
+    kept = [(label, text) for label, text in cells if text.strip("0 \n")]
+    return (*([("the library", "\n".join(lost))] if lost else []), *kept)
 
 
 def _import(exercise: str) -> str:

@@ -73,7 +73,7 @@ def test_an_untouched_notebook_has_no_notes() -> None:
     """The source holds the definitions up to the check, named as Jupyter names the cells, and can be executed."""
     item = found(submission(), "tensor.Linear")
     assert item.notes == [] and item.problem == ""
-    assert [label for label, _ in item.source.cells] == ["code cell 1", "code cell 2", "code cell 4"]
+    assert [label for label, _ in item.source.cells] == ["code cell 2", "code cell 4"]
     assert item.source.load()()([1, 2]) == 3
     assert found(submission(), "03.size").answer == 8
 
@@ -83,6 +83,22 @@ def test_nothing_is_executed() -> None:
     end = "import os; os._exit(3)\nx = os._exit(3)\nwhile True: os._exit(3)"
     notebook = submission(lambda cells: cells.insert(1, cell(end)))
     assert found(notebook, "tensor.sum_over").source.load()([2, 3]) == 5
+
+
+def test_only_what_the_solution_is_made_of_travels() -> None:
+    """Imports and helpers that it uses, however indirectly, and no others: a slow import costs no rank its time."""
+
+    def change(cells: list) -> None:
+        cells.insert(
+            0, cell("import slow_to_import\nimport operator\nfrom functools import reduce\nstart = 0\nother = 1")
+        )
+        cells.insert(1, cell("def fold(x): return reduce(operator.add, x, start)\ndef unused(): return other"))
+        cells[4].source = "def sum_over(x):\n    return fold(x)"
+
+    item = found(submission(change), "tensor.Linear")
+    assert item.source.load()()([1, 2, 3]) == 6
+    text = "".join(code for _, code in item.source.cells)
+    assert "unused" not in text and "other" not in text and "math" not in text and "slow_to_import" in text
 
 
 def test_a_lost_cell_is_named_and_others_go_on() -> None:
