@@ -50,6 +50,15 @@ def ring_blocks(block: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, 
     yield (rank + 1) % n, block
 
 
+def _mask(positions: Tensor | None, rank: int, source: int) -> Tensor | None:
+    return None if positions is None else causal_mask(positions[rank], positions[source])
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """Sums are kept in float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, positions: Tensor | None) -> Tensor:
@@ -79,15 +88,6 @@ class _RingAttention(torch.autograd.Function):
                 arrive = pass_on(arrive() + dkv, ctx.group)
         dk, dv = own + arrive()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
-
-
-def _mask(positions: Tensor | None, rank: int, source: int) -> Tensor | None:
-    return None if positions is None else causal_mask(positions[rank], positions[source])
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """Sums are kept in float32 at least."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def ring_attention(
