@@ -72,8 +72,8 @@ class Options:
 class Role:
     """What the trainer must know of a parameter to sum its gradient over the right ranks, and to count it once."""
 
-    name: str
-    split: bool = False  # its matrix is cut over the TP group; otherwise it is whole on each of these ranks
+    name: str  # in the whole model
+    split: int | None = None  # the dimension cut over the TP group; None: whole on each of these ranks
     expert: bool = False  # it belongs to an expert, of which there are copies on the `ep_dp` group only
     tied: bool = False  # the embedding's weight, which the first and the last stage share
 
@@ -118,7 +118,7 @@ class Stage(nn.Module):
                 tied = self.config.tied and module in (self.embedding, self.head)
                 whole_name = "embedding.weight" if tied else f"{path}.{name}"
                 in_expert = isinstance(module, expert.MoE) and name != "router"
-                role = Role(whole_name, name in getattr(module, "split", {}), in_expert, tied)
+                role = Role(whole_name, getattr(module, "split", {}).get(name), in_expert, tied)
                 found.setdefault(parameter, role)
         return found
 

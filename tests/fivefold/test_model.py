@@ -94,7 +94,7 @@ def split_model(layout, config, options, batch, length):
     gradients = {}
     for parameter, role in stage.roles().items():
         dist.all_reduce(parameter.grad, group=made.ep_dp if role.expert else made.dp_cp)
-        if options.sequence_parallel and not role.split:
+        if options.sequence_parallel and role.split is None:
             dist.all_reduce(parameter.grad, group=made.tp)
         gradients[role.name] = parameter.grad
     place = (made.coordinates.tp, made.expert_rank)
