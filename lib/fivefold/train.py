@@ -221,10 +221,11 @@ def step(trainer: Trainer, tokens: Tensor, lr: float | None = None) -> StepRepor
     with phase("pipeline"):
         losses = run_schedule(trainer.schedule, trainer.stages, inputs, loss, mesh.pp, trainer.template())
     with phase("gradients"):
-        sum_copies(trainer.schedule, trainer.stages, mesh.pp, trainer.tied) whole = [p for p, role in
-        trainer.roles.items() if mesh.tp in gradient_groups(role, mesh, job.sequence_parallel)]
-        sync_replicated_gradients(whole, mesh.tp) zero.reduce_gradients(trainer.shards)() norm = clip(trainer.shards,
-        trainer.copies, job.max_norm, mesh)
+        sum_copies(trainer.schedule, trainer.stages, mesh.pp, trainer.tied)
+        groups = {p: gradient_groups(role, mesh, job.sequence_parallel) for p, role in trainer.roles.items()}
+        sync_replicated_gradients([p for p, over in groups.items() if mesh.tp in over], mesh.tp)
+        zero.reduce_gradients(trainer.shards)()
+        norm = clip(trainer.shards, trainer.copies, job.max_norm, mesh)
     with phase("optimizer"):
         zero.step1(trainer.shards, job.lr if lr is None else lr)
     return StepReport(trainer.total(losses), norm.item())
