@@ -7,6 +7,7 @@ misconceptions. The library's source is read as text: finding it imports nothing
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def exercises(root: Path = ROOT) -> list[Exercise]:
                 names = tuple(item.name for item in discover.misconceptions(cell.id))
                 found.append(Exercise(cell.id, path.stem, sum(properties.values()), properties, names, cell.bug))
     return found
+
+
+def bug_of(exercise: str, root: Path = ROOT) -> str:
+    """The misconception that a find-the-bug exercise starts from; empty for any other exercise."""
+    header = re.compile(rf"""^# %%(?=.*\bexercise="{re.escape(exercise)}").*\bbug="(\w+)\"""", re.MULTILINE)
+    found = (header.search(path.read_text(encoding="utf-8")) for path in sorted((root / "lessons").glob("*.py")))
+    return next((match[1] for match in found if match), "")
 
 
 def locate(exercise: str, root: Path = ROOT) -> tuple[Path, str]:
@@ -98,7 +106,9 @@ def _module_file(module: str, root: Path) -> Path | None:
 
 def _definition(file: Path, module: str, name: str, root: Path) -> tuple[Path, str] | None:
     """Where `name` of `module` is defined: in `file`, or in the module of the library that it is imported from."""
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    late = [inner for node in body if isinstance(node, ast.If) for inner in node.body]  # `if TYPE_CHECKING:`
+    for node in body + late:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return file, name
         if isinstance(node, ast.ImportFrom):
