@@ -40,6 +40,12 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if id(obj) in self.refer:
             return _library, (self.refer[id(obj)],)
+        if (
+            isinstance(obj, types.ModuleType)
+            and sys.modules.get(obj.__name__) is obj
+            and type(obj) is not types.ModuleType
+        ):
+            return importlib.import_module, (obj.__name__,)  # such as torch.ops, which cloudpickle would copy
         return super().reducer_override(obj)
 
 

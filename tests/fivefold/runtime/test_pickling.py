@@ -1,0 +1,47 @@
+"""Code on its way to the ranks keeps its lines, travels by value where it is the caller's own, and can be re-pointed."""
+
+import pickle
+import sys
+
+import torch
+from fivefold.runtime import pickling
+
+
+def helper():
+    return "the caller's own"
+
+
+def uses_helper():
+    return helper()
+
+
+def uses_torch_ops(x):
+    return torch.ops.aten.mul(x, 2)
+
+
+def copy(value, refer=None):
+    return pickle.loads(pickling.dumps(value, refer))
+
+
+def test_the_callers_own_functions_travel_with_what_they_use(monkeypatch):
+    """A rank need not be able to import the file they are from."""
+    data = pickling.dumps(uses_helper)
+    monkeypatch.delitem(sys.modules, __name__)
+    assert pickle.loads(data)() == "the caller's own"
+
+
+def test_a_copied_function_keeps_its_file_and_lines():
+    """So that an error on a rank shows the learner's line."""
+    assert copy(uses_helper).__code__.co_filename == uses_helper.__code__.co_filename
+    assert copy(uses_helper).__code__.co_firstlineno == uses_helper.__code__.co_firstlineno
+
+
+def test_functions_that_name_torchs_operators_travel():
+    """torch.ops is a module that cloudpickle cannot copy."""
+    assert copy(uses_torch_ops)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_an_object_can_be_replaced_by_the_librarys_on_the_way():
+    """A learner's function that calls another one of theirs gets the library's version of that."""
+    again = copy(uses_helper, {id(helper): "layout.Layout"})
+    assert str(again()) == "dp1"
