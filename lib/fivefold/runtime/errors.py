@@ -11,7 +11,7 @@ class RunError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints: the report alone, without the frames of the launcher, which are not the learner's."""
-        return [f"{type(self).__name__}: {self}"]
+        return str(self).splitlines()
 
 
 class LaunchError(RunError, ValueError):

@@ -1,4 +1,4 @@
-"""Code on its way to the ranks keeps its lines, travels by value where it is the caller's own, and can be re-pointed."""
+"""Code on its way to the ranks keeps its lines, travels by value where it is the caller's own, can be re-pointed."""
 
 import pickle
 import sys
