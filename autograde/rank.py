@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fivefold.runtime.marks import now
 from fivefold.runtime.parts import Source
 
 
@@ -52,7 +53,7 @@ def work(answer: Answer, plan: bytes, solutions: list[Sent]) -> list[dict]:
     program, jobs = pickle.loads(plan)
     shut_away(answer)
     gc.enable()
-    entries = dist.group.WORLD._recorder.entries
+    entries = now.recorder.entries
     loaded: dict[int, Any] = {}
     done = []
     for index, case in jobs:
