@@ -123,11 +123,15 @@ class RankLedger:
         return cls(data["rank"], entries, Memory(**memory))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Ledger:
     """What every rank of one run sent, received, waited for, computed and kept in memory."""
 
     ranks: list[RankLedger] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        calls = sum(len(rank.communications) for rank in self.ranks)
+        return f"<ledger of {len(self.ranks)} ranks, {calls} calls; print(ledger.traffic()) shows them>"
 
     def traffic(self) -> Traffic:
         """The table of operations and bytes, by operation and group."""

@@ -34,7 +34,7 @@ class Call:
 
     def describe(self) -> str:
         shape = f" {tuple(self.shape)}" if self.dtype else ""
-        more = "".join(f" {key} {_plain(value)}" for key, value in self.agree if value is not None)
+        more = "".join(f"  {key} {_plain(value)}" for key, value in self.agree if value not in (None, "sum"))
         splits = f" sends {list(self.sends)} receives {list(self.receives)}" if self.sends or self.receives else ""
         return f"{self.op}  {self.dtype}{shape}{more}{splits}".rstrip()
 
