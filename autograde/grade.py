@@ -7,10 +7,11 @@ patches or leaves behind can change them.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from typing import Any
 from nbformat.notebooknode import NotebookNode
 
 from autograde import sandbox
+from autograde.definitions import bound
 from autograde.exercise import ROOT
 from autograde.notebook import CannotRead, grade_id, read_notebook
 from autograde.progress import Silent
@@ -86,24 +88,24 @@ def grade(
 ) -> Report:
     """Grade each notebook; one that crashes, hangs or cannot be read gets its own answer and the others go on.
 
-    `params` go to papermill. `hidden` checks with fresh seeds, other world sizes and uneven sizes as well. `run=False`
-    checks the solutions only. `in_sandbox` keeps cells and ranks under bubblewrap; raises sandbox.NoSandbox where that
-    is not possible. `references` are the lessons, by default the course's own.
+    `params` go to papermill, to the notebooks that have such parameters. `hidden` checks with fresh seeds, other world
+    sizes and uneven sizes as well. `run=False` checks the solutions only. `in_sandbox` keeps cells and ranks under
+    bubblewrap. `references` are the lessons, by default the course's own. Raises ValueError for a parameter that none
+    of the notebooks has, and sandbox.NoSandbox.
     """
     progress = progress or Silent()
     references = references or Lessons()
-    with _sandbox_for_ranks() if in_sandbox else _no_sandbox():
-        graded = []
-        for path in map(Path, notebooks):
+    read = [_read(Path(path)) for path in notebooks]  # before any runs, while nothing can have changed them
+    _refuse_unknown(params or {}, [notebook for _, notebook, _ in read if notebook])
+    wrap = sandbox.sandboxed if in_sandbox else (lambda command, folder: command)
+    graded = []
+    with _sandbox_for_ranks() if in_sandbox else nullcontext():
+        for path, notebook, problem in read:
             progress.begins(path)
-            try:
-                notebook, problem = read_notebook(path), ""  # before it runs, when it can still be changed by nobody
-            except CannotRead as error:
-                notebook, problem = None, str(error)
-            execution = Execution(path, UNREADABLE, problem) if problem else Execution(path, NOT_RUN)
-            if run and notebook is not None:
-                wrap = sandbox.sandboxed if in_sandbox else (lambda command, folder: command)
-                execution = execute(path, params, limits, progress.cell, wrap)
+            execution = Execution(path, UNREADABLE if problem else NOT_RUN, problem)
+            if run and notebook:
+                own = {name: value for name, value in (params or {}).items() if name in parameters(notebook)}
+                execution = execute(path, own, limits, progress.cell, wrap)
             graded.append(_grade(execution, notebook, references, hidden, progress))
             progress.ends(graded[-1])
     return Report(graded)
@@ -135,6 +137,15 @@ class Lessons:
         return best if shared.get(best) else ""
 
 
+def parameters(notebook: NotebookNode) -> set[str]:
+    """The names that the notebook's parameters cell sets."""
+    tagged = [cell.source for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+    try:
+        return set().union(*(bound(node) for source in tagged for node in ast.parse(source).body))
+    except (SyntaxError, ValueError):
+        return set()
+
+
 def check_solutions(
     notebook: NotebookNode, lesson: list[Task], hidden: bool = True, progress: Silent | None = None
 ) -> Iterator[tuple[Found, Verdict]]:
@@ -143,6 +154,21 @@ def check_solutions(
         (progress or Silent()).checks(task.id)
         found = _find(notebook, task, lesson)
         yield found, _verdict(found, hidden)
+
+
+def _read(path: Path) -> tuple[Path, NotebookNode | None, str]:
+    """The notebook, or why it cannot be read."""
+    try:
+        return path, read_notebook(path), ""
+    except CannotRead as error:
+        return path, None, str(error)
+
+
+def _refuse_unknown(params: Mapping[str, Any], notebooks: list[NotebookNode]) -> None:
+    known = set().union(*map(parameters, notebooks))
+    if unknown := sorted(set(params) - known):
+        there = ", ".join(sorted(known)) or "none"
+        raise ValueError(f"no notebook has a parameter {unknown[0]}: the parameters are {there}")
 
 
 def _grade(
@@ -211,8 +237,3 @@ def _sandbox_for_ranks() -> Iterator[None]:
         finally:
             os.environ.clear()
             os.environ.update(environment)
-
-
-@contextmanager
-def _no_sandbox() -> Iterator[None]:
-    yield

@@ -94,6 +94,16 @@ print("tensor.sum_over_ranks  3 of 3 points")
     assert states(graded)[1] == "failed" and graded.verdicts[1].points == 0
 
 
+def test_a_parameter_that_no_notebook_has_is_refused(course: Lessons, tmp_path: Path) -> None:
+    """A misspelt name must not be ignored; one that some of the notebooks have goes to those."""
+    path = write(tmp_path / "03_small.ipynb", {"start": "world_size = 4\ndepth: int = 2"})
+    notebook = nbformat.read(path, 4)
+    notebook.cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(notebook, path)
+    with pytest.raises(ValueError, match="has a parameter word_size: the parameters are depth, world_size"):
+        grade([path], {"word_size": 2}, references=course)
+
+
 def test_metadata_of_a_submission_changes_nothing(course: Lessons, tmp_path: Path) -> None:
     """Points raised, checks removed, ids stripped: the exercises and their points are the lesson's."""
     path = write(tmp_path / "03_small.ipynb", cells(tensor__sum_over_ranks=WRONG))
