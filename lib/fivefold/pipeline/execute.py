@@ -106,10 +106,15 @@ def run_schedule(
 
 def _check(schedule: Schedule, stages: Mapping[int, nn.Module], group: dist.ProcessGroup) -> None:
     if schedule.num_ranks != group.size():
-        raise ValueError(f"{schedule.name} is for {schedule.num_ranks} ranks, the group has {group.size()}")
+        raise ValueError(
+            f"{schedule.name} is for {schedule.num_ranks} ranks, the group has {group.size()}: "
+            f"make a schedule for {group.size()}"
+        )
     wanted = schedule.stages_of(group.rank())
     if sorted(stages) != wanted:
-        raise ValueError(f"rank {group.rank()} of {schedule.name} holds the stages {wanted}, not {sorted(stages)}")
+        raise ValueError(
+            f"rank {group.rank()} of {schedule.name} holds the stages {wanted}, {sorted(stages)} were given"
+        )
 
 
 @lru_cache(maxsize=32)
