@@ -14,8 +14,8 @@ WORDS = {
     "passed": ("✓", "right"),
     "failed": ("✗", "not right yet"),
     "unsolved": ("–", "not solved yet"),
-    "timed out": ("⧖", "timed out"),
-    "crashed": ("⚡", "crashed"),
+    "timed out": ("…", "timed out"),
+    "crashed": ("!", "crashed"),
     "cannot be graded": ("?", "cannot be graded"),
 }
 
@@ -85,7 +85,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); p
 </table>
 {% endif %}
 {% if graded.execution.raised %}
-<details><summary>{{ graded.execution.raised | length }} cell(s) raised</summary>
+<details><summary>cells that raised: {{ graded.execution.raised | length }}</summary>
 <ul>
 {% for cell, message in graded.execution.raised %}
 <li>code cell {{ cell }}: <code>{{ message }}</code></li>

@@ -103,7 +103,7 @@ def _block(graded: Graded) -> str:
     wide = max((len(verdict.exercise) for verdict in graded.verdicts), default=0)
     for verdict in graded.verdicts:
         score = f"{verdict.points:>4g} of {verdict.max_points:g}"
-        start = f"  {MARKS.get(verdict.state, '!')} {verdict.exercise.ljust(wide)} {score.ljust(10)}"
+        start = f"  {MARKS.get(verdict.state, '!')} {verdict.exercise.ljust(wide)} {score.ljust(11)} "
         lines += _wrap(first_problem(verdict), start) or [start]
         for note in graded.notes.get(verdict.exercise, ()):
             lines += _wrap(f"note: {_one_line(note.message)}", " " * len(start))
