@@ -43,7 +43,7 @@ class Sum(Check):
     """The sum over the ranks; its gradient goes back as it is."""
     exercise = "tensor.sum_over_ranks"
     points = {"output": 1, "gradient": 2, "traffic": 1}
-    timeout = 2.0
+    timeout = 30.0
 
     def cases(self, seed, level):
         if level == "hidden":
@@ -272,8 +272,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_is_a_verdict_with_its_own_words(lesson, fault):
+def test_every_fault_is_a_verdict_with_its_own_words(lesson, monkeypatch, fault):
     """Whatever a solution does, the grader answers, names what happened and goes on."""
+    if fault == "no end":
+        monkeypatch.setattr(discover.checks()[SUM], "timeout", 2.0)
     body, state, words = FAULTS[fault]
     verdict = evaluate(SUM, source(body))
     assert verdict.state == state and verdict.points < verdict.max_points
