@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -54,8 +55,7 @@ def _report(request: dict, payload: bytes, rank: int, channel: socket.socket, be
     recorder = Recorder(channel, began)
     recorder.device = request["device"]
     join(recorder, rank, request["world_size"], request["store"], request["device"])
-    fn, args, parts = _load(payload)
-    install(parts)
+    fn, args = _load(payload)
     value, ledger = measured(fn, args, recorder, rank, request["measure"])
     try:
         data = wire.encode(value)
@@ -148,10 +148,11 @@ def _enter(request: dict, rank: int) -> None:
         link.CELLS[name] = label
 
 
-def _load(payload: bytes) -> tuple[Any, tuple, dict]:
-    import cloudpickle
-
-    return cloudpickle.loads(payload)
+def _load(payload: bytes) -> tuple[Any, tuple]:
+    """The function and its arguments, with the parts put in place before anything can refer to the library's."""
+    parts, call = pickle.loads(payload)
+    install(pickle.loads(parts))
+    return pickle.loads(call)
 
 
 def _failure(error: BaseException) -> dict:

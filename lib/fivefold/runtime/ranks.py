@@ -18,6 +18,7 @@ import contextlib
 import linecache
 import math
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -229,7 +230,7 @@ def _has_gpu() -> bool:
 
 def _pickle(fn: Callable, args: tuple, parts: dict[str, Any]) -> bytes:
     try:
-        return dumps((fn, args, parts))
+        return pickle.dumps((dumps(parts), dumps((fn, args))))
     except Exception as error:
         name = getattr(fn, "__name__", "the function")
         raise errors.LaunchError(f"{name} or its arguments cannot be sent to the ranks: {error}") from None

@@ -60,6 +60,18 @@ def test_without_a_part_there_is_a_stub():
         assert caught.value.kind == "NotImplementedError"
 
 
+def test_a_function_that_a_cell_imported_is_the_part_too():
+    """What a program refers to is looked up on the ranks after the parts are in place."""
+    from fivefold.mesh import coordinates
+
+    def use():
+        return coordinates(2, None)
+
+    assert run(use, 1, parts={"mesh.coordinates": lambda rank, layout: 11 * rank}).results == [22]
+    with pytest.raises(RankFailed, match="mesh.coordinates is yours to write"):
+        run(use, 1, parts={"mesh.coordinates": None})
+
+
 def test_a_source_is_executed_on_the_ranks_only_and_shows_its_lines():
     """The text of cells stands in for a function; errors name the cell."""
 
