@@ -66,7 +66,7 @@ def _library(dotted: str) -> Any:
 @contextmanager
 def _by_value(value: Any) -> Iterator[None]:
     """Let the modules that functions in `value` come from travel by value where they are the caller's own files."""
-    found = {getattr(item, "__module__", None) for item in (value if isinstance(value, tuple) else (value,))}
+    found = {getattr(item, "__module__", None) for item in _leaves(value)}
     own = [sys.modules[name] for name in found if name in sys.modules and _is_own(sys.modules[name])]
     for module in own:
         cloudpickle.register_pickle_by_value(module)
@@ -75,6 +75,16 @@ def _by_value(value: Any) -> Iterator[None]:
     finally:
         for module in own:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The objects in nested tuples, lists and dicts."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else None
+    if items is None:
+        yield value
+        return
+    for item in items:
+        yield from _leaves(item)
 
 
 def _is_own(module: types.ModuleType) -> bool:

@@ -26,8 +26,10 @@ def copy(value, refer=None):
 def test_the_callers_own_functions_travel_with_what_they_use(monkeypatch):
     """A rank need not be able to import the file they are from."""
     data = pickling.dumps(uses_helper)
+    nested = pickling.dumps({"parts": [(1, uses_helper)]})
     monkeypatch.delitem(sys.modules, __name__)
     assert pickle.loads(data)() == "the caller's own"
+    assert pickle.loads(nested)["parts"][0][1]() == "the caller's own"
 
 
 def test_a_copied_function_keeps_its_file_and_lines():
