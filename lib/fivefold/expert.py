@@ -82,9 +82,9 @@ def balance_loss(probs: Tensor, experts: Tensor, groups: Sequence[dist.ProcessGr
     group. The gradient flows through P alone, to this rank's own probs; summed over ranks it is the gradient of one
     loss. Fedus et al. 2021, equations 4 to 6 (without α).
     """
-    num_experts = probs.shape[1]
-    counts = torch.bincount(experts.flatten(), minlength=num_experts).to(probs.dtype)
-    total = probs.sum(0)  # (E,)
+    num_experts, wide = probs.shape[1], torch.promote_types(probs.dtype, torch.float32)
+    counts = torch.bincount(experts.flatten(), minlength=num_experts).to(wide)  # bfloat16 counts to 256 only
+    total = probs.sum(0, dtype=wide)  # (E,)
     for group in groups:
         counts, total = sum_over_ranks(counts, group), sum_over_ranks(total, group)
     top_k = experts.shape[1]

@@ -39,6 +39,14 @@ class GPTConfig:
     seed: int = 0
     dtype: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"a hidden size of {self.hidden} gives {self.heads} heads no even width: change one of them")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: choose a divisor of {self.heads}")
+        if self.moe_layers and not 1 <= self.top_k <= self.experts:
+            raise ValueError(f"top_k is {self.top_k}: choose 1 to {self.experts}, the number of experts")
+
     def has_experts(self, layer: int) -> bool:
         return self.moe_every > 0 and layer % self.moe_every == self.moe_every - 1
 
@@ -101,13 +109,15 @@ class Stage(nn.Module):
         if first and last and config.tied:
             self.head.weight = self.embedding.weight
         self._wrap = recompute.full if options.recomputation == "full" else lambda block: block
-        self._rotate = partial(rotate, *rotary_table(config, positions[mesh.coordinates.cp]))
+        cos, sin = rotary_table(config, positions[mesh.coordinates.cp])
+        self.register_buffer("cos", cos, persistent=False)  # buffers follow the stage to its device
+        self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.first:
             x = self.embedding(x)
         for block in self.blocks.values():
-            x = self._wrap(block)(x, self._rotate)
+            x = self._wrap(block)(x, partial(rotate, self.cos, self.sin))
         return self.head(self.norm(x)) if self.last else x
 
     def roles(self) -> dict[nn.Parameter, Role]:

@@ -178,11 +178,14 @@ class Trainer:
 
     def _copies(self, parameter: nn.Parameter, role: Role) -> int:
         """How many ranks hold the same piece of a parameter's gradient once ZeRO has shared it out."""
+        return len(self.holders(parameter, role)) * (1 if role.split is not None else self.mesh.tp.size())
+
+    def holders(self, parameter: nn.Parameter, role: Role) -> set[int]:
+        """The ranks of this pipeline that hold a parameter: one, but for stages and embeddings of which there are two."""
         on = {stage for stage, module in self.stages.items() if parameter in set(module.parameters())}
         if role.tied:
             on |= {0, self.schedule.num_stages - 1}
-        pipeline_ranks = {rank for stage in on for rank in self.schedule.ranks_of(stage)}
-        return len(pipeline_ranks) * (1 if role.split is not None else self.mesh.tp.size())
+        return {rank for stage in on for rank in self.schedule.ranks_of(stage)}
 
     def local(self, tokens: Tensor) -> Iterator[context.LocalTokens]:
         """This rank's share of a global batch (batch, sequence + 1), micro-batch by micro-batch."""
@@ -199,7 +202,8 @@ class Trainer:
 
     def total(self, losses: dict[int, Tensor]) -> float:
         """The loss of the step on every rank, from the shares on those that hold the last stage."""
-        share = sum(losses.values(), torch.zeros((), dtype=self.job.model.dtype, device=self.job.device))
+        wide = torch.promote_types(self.job.model.dtype, torch.float32)  # as vocab_cross_entropy computes
+        share = sum(losses.values(), torch.zeros((), dtype=wide, device=self.job.device))
         dist.all_reduce(share, group=self.mesh.dp_cp)
         dist.all_reduce(share, group=self.mesh.pp)
         return share.item()
