@@ -181,7 +181,7 @@ class Trainer:
         return len(self.holders(parameter, role)) * (1 if role.split is not None else self.mesh.tp.size())
 
     def holders(self, parameter: nn.Parameter, role: Role) -> set[int]:
-        """The ranks of this pipeline that hold a parameter: one, but for stages and embeddings of which there are two."""
+        """The ranks of this pipeline that hold a parameter: one, or two where there are two copies of it."""
         on = {stage for stage, module in self.stages.items() if parameter in set(module.parameters())}
         if role.tied:
             on |= {0, self.schedule.num_stages - 1}
