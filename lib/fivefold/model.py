@@ -41,7 +41,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.hidden % (2 * self.heads):
-            raise ValueError(f"hidden {self.hidden} is no multiple of {2 * self.heads}, twice the heads: change one of them")
+            raise ValueError(f"hidden {self.hidden} is no multiple of twice the {self.heads} heads: change one of them")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv heads: choose a divisor")
         if self.moe_layers and not 1 <= self.top_k <= self.experts:
