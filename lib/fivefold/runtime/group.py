@@ -91,7 +91,7 @@ class WatchedGroup(dist.ProcessGroup):
         self._recorder, self._ranks = recorder, tuple(ranks)
         self._make_inner: Callable[[str], tuple[Any, bool]] = make_inner
         self._inner: dict[str, tuple[Any, bool]] = {}
-        self._called, self._described = "", ""
+        self._called, self._described, self._known_as = "", "", ""
         self._sequence = 0
         self._message_counts: dict[tuple, int] = {}
 
@@ -122,10 +122,11 @@ class WatchedGroup(dist.ProcessGroup):
         return self._described
 
     def _title(self) -> str:
-        described = self._described if self._described not in ("", "undefined", "default_pg") else ""
-        if len(self._ranks) == dist.get_world_size() and not described:
-            return "world"
-        return described or f"group {self._called}"
+        if not self._known_as:
+            described = self._described if self._described not in ("", "undefined", "default_pg") else ""
+            whole = len(self._ranks) == dist.get_world_size()
+            self._known_as = described or ("world" if whole else f"group {self._called}")
+        return self._known_as
 
     # What each method hands over: the operation's name, its tensors in, its tensors out, and the real call.
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -155,13 +156,17 @@ def learner_frame(frame: Any) -> Any:
 
 
 def describe_frame(frame: Any) -> str:
-    if frame is None:
-        return ""
-    name, number = frame.f_code.co_filename, frame.f_lineno
+    return "" if frame is None else _described(frame.f_code.co_filename, frame.f_lineno)
+
+
+@cache
+def _described(name: str, number: int) -> str:
+    """A program makes most of its calls from the same few lines."""
     text = linecache.getline(name, number).strip()
+    short = name
     if os.sep in name and not name.startswith("<"):
-        name = os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name
-    return f"{CELLS.get(name, name)} line {number}: {text}".rstrip(": ")
+        short = os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name
+    return f"{CELLS.get(name, short)} line {number}: {text}".rstrip(": ")
 
 
 CELLS: dict[str, str] = {}  # file names of notebook cells, as the kernel knows them -> "cell [12]"

@@ -27,6 +27,7 @@ GRACE = 0.25  # seconds in which other ranks may still raise the same error
 FRAME_LIMIT = 1 << 34
 
 LATER = (  # loaded while the fork server is idle, so that ranks which use them need not
+    "torch.fx.experimental.symbolic_shapes",  # every backward that is given a gradient, such as a pipeline's
     "torch.utils.flop_counter",
     "torch.utils.checkpoint",
     "torch.distributed.tensor.parallel",
