@@ -25,7 +25,7 @@ class Communication:
     """
 
     index: int  # position among this rank's entries
-    op: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, barrier, send, recv
+    op: str  # all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, …
     group: str  # name of the group: "world", or the name it was given
     ranks: tuple[int, ...]  # global ranks of the group, in the group's order
     sequence: int  # collectives: its number in the group; messages: its number among those of this pair and tag

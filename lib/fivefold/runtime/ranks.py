@@ -59,10 +59,10 @@ def run(
 ) -> Run:
     """Call `fn(*args)` on `world_size` fresh ranks inside an initialised process group, and collect what they return.
 
-    `fn` and `args` may be defined in a notebook. `device` is "cpu" or "cuda": one rank a GPU; where there are more ranks
-    than GPUs, they share them. `timeout` is in seconds. `parts` maps dotted ids such as "tensor.RowLinear" to what
-    stands in for the library's function on every rank, None for a stub. `measure` adds memory and computation to the
-    ledger. `threads` is the number of CPU threads of a rank. `echo` prints what ranks print, by line, with the rank
+    `fn` and `args` may be defined in a notebook. `device` is "cpu" or "cuda": one rank a GPU; where there are more
+    ranks than GPUs, they share them. `timeout` is in seconds. `parts` maps dotted ids such as "tensor.RowLinear" to
+    what stands in for the library's function on every rank, None for a stub. `measure` adds memory and computation to
+    the ledger. `threads` is the number of CPU threads of a rank. `echo` prints what ranks print, by line, with the rank
     before it.
 
     Raises a `RunError`: `RankFailed`, `RankKilled`, `Deadlock`, `Mismatch`, `RunTimeout`, `BadResult`, or `LaunchError`
