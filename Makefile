@@ -1,4 +1,4 @@
-# make setup · make learn · make test · make grade · make build
+# make setup · make learn · make test · make grade · make build · make sweep
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ NOTEBOOKS ?= $(sort $(wildcard solutions/*.ipynb))
 REPORT ?= build/report
 
 .DEFAULT_GOAL := help
-.PHONY: help setup learn test grade build clean
+.PHONY: help setup learn test grade build sweep clean
 
 help:
 	@echo "make setup   create $(VENV) with everything the course needs"
@@ -15,6 +15,7 @@ help:
 	@echo "make test    run every test that needs no GPU"
 	@echo "make grade   grade the whole course with the reference solutions; report in $(REPORT)"
 	@echo "make build   build notebooks/ and solutions/ from lessons/"
+	@echo "make sweep   train on every layout of 8 ranks and many of 16, compare with one process (20 minutes)"
 	@echo "make clean   remove what the commands above made, but not $(VENV)"
 
 setup: $(READY)
@@ -44,6 +45,9 @@ grade: setup
 
 build: setup
 	$(BIN)/autograde build
+
+sweep: setup
+	$(BIN)/python bench/sweep.py --json bench/results/sweep.json
 
 clean:
 	rm -rf build .pytest_cache .ruff_cache .hypothesis *.egg-info lib/*.egg-info
