@@ -27,6 +27,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import machine
 import torch
 from fivefold import run
 from fivefold.layout import Layout
@@ -240,9 +241,9 @@ def main() -> int:
     by, seconds = summary(cases, records), round(time.perf_counter() - began)
     print(table(by) + f"\n{len(cases)} cases of {STEPS} steps in {seconds} s; none may differ by more than {TOLERANCE}")
     if given.json:
-        from machine import write
-
-        write(given.json, {"tolerance": TOLERANCE, "steps": STEPS, "seconds": seconds, "summary": by, "cases": records})
+        machine.write(
+            given.json, {"tolerance": TOLERANCE, "steps": STEPS, "seconds": seconds, "summary": by, "cases": records}
+        )
     return int(by["all"]["failed"] > 0)
 
 
