@@ -8,7 +8,8 @@ description to the recorder, and starts the real operation when the recorder let
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch._C._distributed_c10d import (
 
 from fivefold.runtime.ledger import Communication
 from fivefold.runtime.link import Pending, Recorder
+from fivefold.runtime.staging import device_of, on_host
 
 
 class WatchedWork(Work):
@@ -94,6 +96,7 @@ class WatchedGroup(dist.ProcessGroup):
         self._called, self._described, self._known_as = "", "", ""
         self._sequence = 0
         self._message_counts: dict[tuple, int] = {}
+        self._batch: list[Pending] | None = None
 
     def getBackendName(self) -> str:
         return "fivefold"  # "gloo" would make DDP's C++ side look for a C++ gloo group in here
@@ -258,29 +261,56 @@ class WatchedGroup(dist.ProcessGroup):
         entry.line = self._recorder.line()
         call |= {
             "group": self.group_name, "name": f"{entry.group} {list(self._ranks)}", "ranks": self._ranks,
-            "line": entry.line, "dtype": entry.dtype, "device": _device(arguments) or self._recorder.device,
+            "line": entry.line, "dtype": entry.dtype, "device": device_of(arguments) or self._recorder.device,
         }  # fmt: skip
 
         def start(source: int | None) -> Any:
             if method == "recv" and arguments[1] is None:
                 entry.peer = source
-                return self._run(method, (arguments[0], self._ranks.index(source), arguments[2]))
-            return self._run(method, arguments)
+                return self._run(method, (arguments[0], self._ranks.index(source), arguments[2]), result)
+            return self._run(method, arguments, () if method == "send" else result)
 
         if self.size() == 1:  # a group of one sends nothing: there is nobody to agree with, and no traffic to record
             pending = Pending(start)
             pending.go(None)
             return WatchedWork(self._recorder, pending, None, result)
         pending = self._recorder.announce(call, entry, start)
+        if self._batch is not None:
+            self._batch.append(pending)
         return WatchedWork(self._recorder, pending, entry, result)
 
-    def _run(self, method: str, arguments: tuple) -> Any:
+    def _run(self, method: str, arguments: tuple, outputs: Any) -> Any:
         """Start the real operation, on copies in host memory where the tensors live on a GPU that ranks share."""
-        inner, stage = self.make(_device(arguments) or self._recorder.device)
-        if not stage:
-            return getattr(inner, method)(*arguments)
-        staged = [_to_host(argument) for argument in arguments]
-        return _Staged(getattr(inner, method)(*staged), arguments, staged)
+        inner, stage = self.make(device_of(arguments) or self._recorder.device)
+        start = getattr(inner, method)
+        return on_host(start, arguments, outputs) if stage else start(*arguments)
+
+    @contextmanager
+    def batch(self, device: str) -> Iterator[None]:
+        """Start the messages inside at one time where the real group does one thing after the other, as NCCL does.
+
+        Two ranks that send to each other first would wait for ever there. Under a supervisor they cannot: it starts a
+        message when both ends are there, and messages in one order on all ranks.
+        """
+        inner, stage = self.make(device) if self._recorder.alone else (None, True)
+        if stage or not inner.supports_coalescing:
+            yield
+            return
+        self._batch = []
+        inner._start_coalescing()
+        try:
+            yield
+        finally:
+            batch, self._batch = self._batch, None
+            together = inner._end_coalescing()
+        for pending in batch:
+            pending.work = together
+
+    def close(self) -> None:
+        """End what NCCL has running for this group; gloo needs no such word."""
+        for device, (inner, stage) in self._inner.items():
+            if device == "cuda" and not stage:
+                inner.shutdown()
 
     def make(self, device: str) -> tuple[Any, bool]:
         """The real group for tensors of a device. To make it takes all members at once, also for a message of two."""
@@ -310,50 +340,6 @@ class WatchedGroup(dist.ProcessGroup):
             work.wait()
         works[-1]._result = result
         return works[-1]
-
-
-class _Staged:
-    """A work on host copies: what it wrote is copied back to the tensors on the device when it has ended."""
-
-    def __init__(self, work: Any, arguments: tuple, staged: list):
-        self.work, self.arguments, self.staged = work, arguments, staged
-
-    def wait(self) -> None:
-        self.work.wait()
-        for device, host in zip(self.arguments, self.staged, strict=True):
-            _copy_back(device, host)
-
-    def is_completed(self) -> bool:
-        return False  # only `wait` copies the result back
-
-    def get_future(self) -> torch.futures.Future:
-        self.wait()
-        future: torch.futures.Future = torch.futures.Future()
-        future.set_result(None)
-        return future
-
-
-def _device(value: Any) -> str:
-    """The device type of the first tensor in nested lists, "" where there is none."""
-    for item in value if isinstance(value, list | tuple) else ():
-        device = item.device.type if isinstance(item, torch.Tensor) else _device(item)
-        if device:
-            return device
-    return ""
-
-
-def _to_host(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    return [_to_host(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _copy_back(device: Any, host: Any) -> None:
-    if isinstance(device, torch.Tensor):
-        device.detach().copy_(host)
-    elif isinstance(device, list | tuple):
-        for one, other in zip(device, host, strict=True):
-            _copy_back(one, other)
 
 
 def _options(kind: type, opts: Any) -> Any:

@@ -82,7 +82,8 @@ def join(recorder: Recorder, rank: int, world_size: int, store: str | None, devi
     `store` is a file that all ranks share, None for the meeting point that torchrun has set in the environment.
     """
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(_own_gpu())
+        batch_messages()
     watch_groups(recorder, device)
     where = {"init_method": "env://"} if store is None else {"store": dist.FileStore(store, world_size)}
     limit = DEFAULT_LIMIT if recorder.alone else NEVER
@@ -100,7 +101,7 @@ def watch_groups(recorder: Recorder, device: str) -> None:
             shared = kind == "cuda" and local > torch.cuda.device_count()
             store = dist.PrefixStore(kind, options.store)
             if kind == "cuda" and not shared:
-                return dist.ProcessGroupNCCL(store, options.group_rank, options.group_size), False
+                return _nccl(store, options.group_rank, options.group_size), False
             limit = DEFAULT_LIMIT if recorder.alone else NEVER
             return dist.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=limit), kind == "cuda"
 
@@ -120,6 +121,30 @@ def watch_groups(recorder: Recorder, device: str) -> None:
         return make(size, rank, ranks, backend, store, name, *args, **kwargs)
 
     c10d._new_process_group_helper = announce
+
+
+def _own_gpu() -> torch.device:
+    """One GPU a rank; where there are more ranks than GPUs on a node, they share them in turn."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+
+
+def _nccl(store: dist.Store, rank: int, size: int) -> Any:
+    """A real NCCL group, connected now: all members are here, while at its first message only two of them would be."""
+    os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "0")  # `batch` sees to that
+    group = dist.ProcessGroupNCCL(store, rank, size)
+    group.eager_connect_single_device(_own_gpu())
+    return group
+
+
+def batch_messages() -> None:
+    """Let `batch_isend_irecv` tell a `WatchedGroup` which messages belong together."""
+    original = dist.batch_isend_irecv
+
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        with p2p_op_list[0].group.batch(p2p_op_list[0].tensor.device.type):
+            return original(p2p_op_list)
+
+    dist.batch_isend_irecv = c10d.batch_isend_irecv = batch_isend_irecv
 
 
 def _announce_group(recorder: Recorder, ranks: list[int], name: str, described: str | None) -> None:

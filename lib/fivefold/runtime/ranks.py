@@ -55,7 +55,7 @@ def run(
     parts: dict[str, Any] | None = None,
     measure: bool = False,
     threads: int = 1,
-    echo: bool = True,
+    echo: bool | Callable[[int, str], object] = True,
 ) -> Run:
     """Call `fn(*args)` on `world_size` fresh ranks inside an initialised process group, and collect what they return.
 
@@ -63,7 +63,7 @@ def run(
     ranks than GPUs, they share them. `timeout` is in seconds. `parts` maps dotted ids such as "tensor.RowLinear" to
     what stands in for the library's function on every rank, None for a stub. `measure` adds memory and computation to
     the ledger. `threads` is the number of CPU threads of a rank. `echo` prints what ranks print, by line, with the rank
-    before it.
+    before it, or is called with the rank and the line.
 
     Raises a `RunError`: `RankFailed`, `RankKilled`, `Deadlock`, `Mismatch`, `RunTimeout`, `BadResult`, or `LaunchError`
     for wrong arguments. Under `torchrun` this process is one of the ranks, and every rank gets all results.
@@ -106,7 +106,7 @@ def launched_through(wrap: Callable[[list[str]], list[str]]) -> Iterator[None]:
         _wrap = before
 
 
-def _follow(connection: socket.socket, world_size: int, echo: bool) -> Run:
+def _follow(connection: socket.socket, world_size: int, echo: bool | Callable[[int, str], object]) -> Run:
     """Print output as it comes, until the verdict. Leaving early closes the socket, which ends the run."""
     output: list[tuple[int, str]] = []
     while True:
@@ -117,7 +117,9 @@ def _follow(connection: socket.socket, world_size: int, echo: bool) -> Run:
         if "output" not in header:
             break
         output.append((header["rank"], header["output"]))
-        if echo:
+        if callable(echo):
+            echo(header["rank"], header["output"])
+        elif echo:
             print(f"[rank {header['rank']}] {header['output']}", flush=True)
     if header["kind"] != "ok":
         raise _error(header, world_size)

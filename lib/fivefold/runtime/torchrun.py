@@ -55,15 +55,16 @@ def _recorder(device: str) -> Recorder:
         recorder = Recorder(None, time.monotonic())
         recorder.device = device
         join(recorder, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None, device)
-        atexit.register(_leave)
+        atexit.register(_leave, recorder)
         _recorders.append(recorder)
     return _recorders[0]
 
 
-def _leave() -> None:
+def _leave(recorder: Recorder) -> None:
     """Leave together: a rank that closes its sockets while a peer still uses them makes the peer abort."""
     if not hasattr(sys, "last_value"):  # after an error of its own this rank must not wait for the others
         dist.barrier()
+        recorder.close_groups()
         dist.destroy_process_group()
 
 
