@@ -39,8 +39,9 @@ def sum_copies(
 def _add_that_of(peer: int, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
     mine = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
     other = torch.empty_like(mine)
-    sending = dist.isend(mine, group=group, group_dst=peer)
-    dist.irecv(other, group=group, group_src=peer).wait()
-    sending.wait()
+    # In one batch: on NCCL, two ranks that both send first would wait for ever.
+    ways = ((dist.isend, mine), (dist.irecv, other))
+    for work in dist.batch_isend_irecv([dist.P2POp(way, x, group=group, group_peer=peer) for way, x in ways]):
+        work.wait()
     for parameter, total in zip(parameters, (mine + other).split([p.numel() for p in parameters]), strict=True):
         parameter.grad = total.view_as(parameter)
