@@ -123,13 +123,14 @@ def covering() -> list[Case]:
     """Every layout of 8 ranks, every one of 16 up to its EP, then what is left: each time the case that covers most."""
     eight, sixteen = list(layouts(8)), list(layouts(16))
     everything = [case for layout in eight + sixteen for case in variants(layout)]
-    left = set().union(*(case.covers for case in everything))
+    covers = {case: case.covers for case in everything}
+    left = set().union(*covers.values())
     chosen: list[Case] = []
 
     def take(candidates: list[Case]) -> None:
-        best = max(candidates, key=lambda case: len(case.covers & left))
+        best = max(candidates, key=lambda case: len(left & covers[case]))
         chosen.append(best)
-        left.difference_update(best.covers)
+        left.difference_update(covers[best])
 
     for layout in eight:
         take(variants(layout))

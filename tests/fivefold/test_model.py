@@ -18,10 +18,12 @@ def tokens(config, batch, length):
     return torch.randint(config.vocabulary, (batch, length + 1), generator=generator)
 
 
-def plain_gpt(config, inputs):
-    """The same mathematics without one line of the library but its weights: logits, balance losses, parameters."""
+def plain_gpt(config, inputs, weights=None):
+    """The same mathematics without one line of the library but its weights: logits, balance losses, parameters.
+
+    `weights` are those of an earlier call, to go on with."""
     c = config
-    weights = {}
+    weights = {} if weights is None else weights
 
     def weight(name, *shape):
         return weights.setdefault(name, whole(c, name, *shape).requires_grad_())
