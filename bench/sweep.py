@@ -121,21 +121,20 @@ def variants(layout: Layout) -> list[Case]:
 @cache
 def covering() -> list[Case]:
     """Every layout of 8 ranks, every one of 16 up to its EP, then what is left: each time the case that covers most."""
-    eight, sixteen = list(layouts(8)), list(layouts(16))
-    everything = [case for layout in eight + sixteen for case in variants(layout)]
-    covers = {case: case.covers for case in everything}
-    left = set().union(*covers.values())
+    found = {layout: [(case, case.covers) for case in variants(layout)] for n in (8, 16) for layout in layouts(n)}
+    everything = [item for items in found.values() for item in items]
+    left = set().union(*(covers for _, covers in everything))
     chosen: list[Case] = []
 
-    def take(candidates: list[Case]) -> None:
-        best = max(candidates, key=lambda case: len(left & covers[case]))
-        chosen.append(best)
-        left.difference_update(covers[best])
+    def take(candidates: list[tuple[Case, set]]) -> None:
+        case, covers = max(candidates, key=lambda item: len(left & item[1]))
+        chosen.append(case)
+        left.difference_update(covers)
 
-    for layout in eight:
-        take(variants(layout))
-    for base in dict.fromkeys(replace(layout, ep=1) for layout in sixteen):
-        take([case for layout in sixteen if replace(layout, ep=1) == base for case in variants(layout)])
+    for layout in layouts(8):
+        take(found[layout])
+    for base in (layout for layout in layouts(16) if layout.ep == 1):
+        take([item for layout in found if replace(layout, ep=1) == base for item in found[layout]])
     while left:
         take(everything)
     return chosen
