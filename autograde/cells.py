@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import base64
+import re
 import symtable
 import textwrap
 from collections.abc import Iterator
@@ -20,7 +22,9 @@ def text_of(cell: Cell, defined: set[str]) -> str:
         return _exercise(cell, defined)
     if cell.role == "question":
         return _question(cell)
-    return _check(cell) if cell.role == "check" else cell.source
+    if cell.role == "check":
+        return _check(cell)
+    return _with_pictures(cell) if cell.kind == "markdown" else cell.source
 
 
 def asked(cell: Cell) -> str:
@@ -116,6 +120,19 @@ def _check(cell: Cell) -> str:
         return cell.source
     hidden = text[:-1].rstrip(", \n") + ", hidden=True)"
     return f"{cell.source}\n### BEGIN HIDDEN TESTS\n{hidden}\n### END HIDDEN TESTS"
+
+
+def _with_pictures(cell: Cell) -> str:
+    """`![what is seen](pictures/name.svg)` with the picture itself in the place of its name, for a notebook that is
+    handed on alone."""
+
+    def embed(match: re.Match) -> str:
+        file = cell.path.parent / match[1]
+        if not file.is_file():
+            raise cell.error(f"there is no picture {match[1]}: put it into {file.parent.name}/ beside the lesson")
+        return f"](data:image/svg+xml;base64,{base64.b64encode(file.read_bytes()).decode()})"
+
+    return re.sub(r"\]\((pictures/[\w.-]+\.svg)\)", embed, cell.source)
 
 
 def _needed(source: str) -> set[str]:

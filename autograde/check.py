@@ -21,6 +21,7 @@ from fivefold.runtime.parts import Source
 
 from autograde import discover
 from autograde.case import Case
+from autograde.exercise import bug_of
 from autograde.findings import judge, merge, state_of
 from autograde.library import library_object
 from autograde.rank import Sent
@@ -32,6 +33,7 @@ from autograde.verdict import Finding, Score, Verdict, in_words
 VISIBLE_SEED = 5
 HIDDEN_ROW = "hidden cases"
 FOLDED_LINES = 60
+BUG_IS_THERE = "The mistake that this exercise starts from is still in it. Nothing is earned until it is found."
 
 
 class Check:
@@ -124,15 +126,28 @@ def check(exercise: str, solution: Any, hidden: bool = False) -> Score:
 
 
 def mine(exercise: str, solution: Any) -> Any:
-    """The learner's own solution where it has passed its check in this session, else the library's; says which."""
-    checked, passed = _checked.get(exercise, (None, False))
+    """The learner's own solution where it, and those that it uses, have passed their checks in this session.
+
+    Else the library's version; says which.
+    """
     name = exercise.rpartition(".")[2]
-    if checked is solution and passed:
+    why = _unready(exercise, solution)
+    for other, item in other_exercises(exercise, solution).items() if not why else ():
+        if not why and (reason := _unready(other, item)):
+            why = f"uses your {other.rpartition('.')[2]}, which {reason}"
+    if not why:
         print(f"Using your {name}.")
         return solution
-    why = "does not pass its check yet" if checked is solution else "has not been checked since it was written"
     print(f"Using the library's {name}: yours {why}.")
     return library_object(exercise)
+
+
+def _unready(exercise: str, solution: Any) -> str:
+    """Why a solution is not to be relied on yet; empty where its last check passed."""
+    checked, passed = _checked.get(exercise, (None, False))
+    if checked is not solution:
+        return "has not been checked since it was written"
+    return "" if passed else "does not pass its check yet"
 
 
 _checked: dict[str, tuple[Any, bool]] = {}  # exercise id -> the object that was last checked, and whether it passed
@@ -165,8 +180,11 @@ def _explain(check: Check, verdict: Verdict, trials: list[Trial]) -> None:
         found = recognise(check, trials)
     except Exception:
         return  # a hint is an extra; what is wrong with a misconception, `prove` tells those who can mend it
-    if found is not None:
-        verdict.misconception, verdict.hint = found.name, found.hint
+    if found is None:
+        return
+    verdict.misconception, verdict.hint = found.name, found.hint
+    if found.name == bug_of(check.exercise):
+        verdict.points, verdict.hint, verdict.note = 0, "", BUG_IS_THERE
 
 
 def _fold(verdict: Verdict, trials: list[Trial]) -> None:

@@ -4,6 +4,7 @@
     traffic(ledger)                               bytes from every rank to every other
     traffic_by_axis(ledger, formulas)             bytes by operation and group, beside the formula
     memory(ledger)                                bytes saved for backward, as the program goes on
+    column_row_pair(t, tokens, h, cluster)        two matrices over t ranks: what each holds, what travels, how long
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
@@ -11,6 +12,16 @@ Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` wri
 from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
 from fivefold.plots.matrix import traffic, traffic_by_axis
+from fivefold.plots.pair import column_row_pair
 from fivefold.plots.style import Figure, axis_colour
 
-__all__ = ["Figure", "axis_colour", "memory", "timeline", "timeline_of_schedule", "traffic", "traffic_by_axis"]
+__all__ = [
+    "Figure",
+    "axis_colour",
+    "column_row_pair",
+    "memory",
+    "timeline",
+    "timeline_of_schedule",
+    "traffic",
+    "traffic_by_axis",
+]
