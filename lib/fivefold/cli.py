@@ -6,8 +6,12 @@ Exit codes: 0 all is well, 1 the answer is no, 2 the command could not do what i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
+
+from fivefold import train_command
+from fivefold.runtime.errors import RunError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +23,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
-        print(f"fivefold: {' '.join(str(error).split())}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun every rank has the same to say
+            print(f"fivefold: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except RunError as error:
+        print(f"fivefold: {error}", file=sys.stderr)
         return 2
 
 
@@ -31,8 +39,15 @@ def doctor(options: argparse.Namespace) -> int:
     return int(any(finding.needed and not finding.works for finding in findings))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, without the list of all options."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fivefold", description="A hands-on course in 5D parallelism.")
+    parser = _Parser(prog="fivefold", description="A hands-on course in 5D parallelism.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, function: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
@@ -41,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     command("doctor", doctor, "Say what this machine can do, and whether the course runs on it.")
+    train = command("train", train_command.train, "Train the capstone model on a layout; also under torchrun.")
+    train_command.add_options(train)
     return parser
 
 

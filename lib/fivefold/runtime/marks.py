@@ -68,6 +68,12 @@ def keep(what: str, *tensors: Any) -> None:
         now.meter.keep(what, tensors)
 
 
+def forget() -> None:
+    """Empty this rank's ledger, which a long training would fill its memory with; what comes after is recorded."""
+    if now.recorder is not None:
+        now.recorder.entries.clear()
+
+
 @contextmanager
 def _said(**changes: Any) -> Iterator[None]:
     before = {name: getattr(now, name) for name in changes}

@@ -62,7 +62,7 @@ def _recorder(device: str) -> Recorder:
 
 def _leave(recorder: Recorder) -> None:
     """Leave together: a rank that closes its sockets while a peer still uses them makes the peer abort."""
-    if not hasattr(sys, "last_value"):  # after an error of its own this rank must not wait for the others
+    if not hasattr(sys, "last_value"):  # nor after an error outside the function that the ranks run
         dist.barrier()
         recorder.close_groups()
         dist.destroy_process_group()
@@ -73,6 +73,9 @@ def _on_a_rank() -> Iterator[None]:
     os.environ["FIVEFOLD_RANK"] = os.environ["RANK"]
     try:
         yield
+    except BaseException:
+        atexit.unregister(_leave)  # whoever handles it, the others may be gone: to wait for them could take for ever
+        raise
     finally:
         del os.environ["FIVEFOLD_RANK"]
 
