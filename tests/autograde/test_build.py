@@ -1,7 +1,9 @@
 """Lessons become notebooks: the same bytes each time, the same as nbgrader's own; what is wrong is told in one line."""
 
+import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -127,6 +129,20 @@ def test_notebooks_are_valid_and_hold_known_metadata(toy):
         for cell in notebook["cells"]:
             assert not cell.get("outputs") and cell.get("execution_count") is None
             assert set(cell["metadata"]) <= {"tags", "nbgrader", "deletable", "editable"}
+
+
+def test_a_picture_is_put_into_the_notebook(toy):
+    """The file's bytes, under the text that says what is seen; one that is missing is named with the lesson's line."""
+    change(toy.lesson, "# Made for tests.", "# ![A square.](pictures/square.svg)")
+    with pytest.raises(LessonError, match=r"lessons/03_toy.py:1: there is no picture pictures/square.svg: put it into"):
+        build(toy.root)
+    picture = toy.root / "lessons/pictures/square.svg"
+    picture.parent.mkdir()
+    picture.write_bytes(b"<svg/>")
+    build(toy.root)
+    first = next(iter(cells(toy.root / "notebooks/03_toy.ipynb").values()))
+    alt, data = re.fullmatch(r"# 3 · Toy\n!\[(.*)\]\(data:image/svg\+xml;base64,(.*)\)", first).groups()
+    assert alt == "A square." and base64.b64decode(data) == picture.read_bytes()
 
 
 def test_ids_of_cells_do_not_depend_on_cells_elsewhere(toy):

@@ -419,6 +419,34 @@ def test_mine_is_the_learners_object_once_it_has_passed(lesson, capsys):
     assert said[1] == "Using your sum_over_ranks." and said[3].endswith("yours does not pass its check yet.")
 
 
+def test_mine_is_the_librarys_where_it_uses_what_has_not_passed(lesson, capsys, monkeypatch):
+    """A function that passed, on the library's version of another, is not handed out with the learner's broken one."""
+    from fivefold import tensor
+
+    monkeypatch.setattr(sys.modules[__name__], "sum_over_ranks", lambda x, group: x, raising=False)
+    assert check(COPY, mean_of_ranks) == 2.0
+    assert mine(COPY, mean_of_ranks) is tensor.copy_to_ranks
+    assert "yours uses your sum_over_ranks, which has not been checked since it was written." in capsys.readouterr().out
+    monkeypatch.setattr(sys.modules[__name__], "sum_over_ranks", summed)
+    check(SUM, summed)
+    assert mine(COPY, mean_of_ranks) is mean_of_ranks
+
+
+def mean_of_ranks(x, group):
+    return sum_over_ranks(x, group) / group.size()  # noqa: F821
+
+
+def test_the_faulty_program_of_a_find_the_bug_exercise_earns_nothing(lesson, monkeypatch):
+    """As it is given; it is not explained, for it is to be found. With that mistake mended, what is right counts."""
+    monkeypatch.setattr(sys.modules["autograde.check"], "bug_of", lambda exercise: "twice" if exercise == SUM else "")
+    untouched = evaluate(SUM, source(TOTAL + "dist.all_reduce(total.clone())\nreturn x + (total - x.detach())"))
+    assert by_property(untouched)["output"].passed and by_property(untouched)["gradient"].passed
+    assert (untouched.points, untouched.misconception, untouched.hint) == (0, "twice", "")
+    assert "still in it" in untouched.note
+    other = evaluate(SUM, source("return x * 1"))
+    assert other.points > 0 and other.misconception != "twice"
+
+
 def test_questions_are_checked_by_the_same_name(lesson):
     """An answer gets a verdict with the explanation of its own mistake."""
     assert evaluate("03.bytes", 6.0).passed and evaluate("03.bytes", None).state == "unsolved"

@@ -146,3 +146,14 @@ def test_exercises_are_listed_in_the_order_of_the_lesson(toy):
     ]
     assert listed[0].properties == {"output": 1, "error": 2}
     assert listed[2].to_dict()["misconceptions"] == ["rounds_down"]
+
+
+def test_the_bug_of_an_exercise_is_found_without_reading_notebooks(toy):
+    """As the lesson's cell names it, whatever the order of its keys; empty where there is none."""
+    assert exercise.bug_of("toy.round_up", toy.root) == "rounds_down"
+    assert exercise.bug_of("toy.middle", toy.root) == exercise.bug_of("toy.round", toy.root) == ""
+    text = toy.lesson.read_text()
+    toy.lesson.write_text(
+        text.replace('exercise="toy.round_up" bug="rounds_down"', 'bug="rounds_down" exercise="toy.round_up"')
+    )
+    assert exercise.bug_of("toy.round_up", toy.root) == "rounds_down"

@@ -49,6 +49,9 @@ DRAWN = {
     "memory": lambda: plots.memory(training(), replay(training(), cluster("h100"))),
     "memory by entry": lambda: plots.memory(training()),
     "micro-batches": lambda: microbatches(simulate(interleaved(4, 8, 2))),
+    "pair": lambda: plots.column_row_pair(4, 2048, 4096, cluster("h100")),
+    "pair of many": lambda: plots.column_row_pair(16, 32768, 16384, cluster("h100"), "backward"),
+    "pair of one": lambda: plots.column_row_pair(1, 512, 1024, cluster("h100", gpus_per_server=1), "backward"),
     "long title": lambda: plots.traffic(training(), title="A title longer than a small figure is wide, by far " * 2),
 }
 

@@ -18,6 +18,7 @@ WIDTH, TALL = 9.0, 3.0  # inches of the drawing
 LANES = 4  # ranks that are drawn: with more, the first two, and the last
 X, A, INNER, B, Y = 0.98, 1.72, 3.05, 3.92, 4.62  # left edges
 BARS = 6.55
+DARK_TENSOR = "#AD4C00"  # the axis's colour, dark enough for text on paper
 
 
 @matplotlib.rc_context(RC)
@@ -91,7 +92,7 @@ def _lane(axes: Axes, top: float, height: float, rank: int, t: int, way: str) ->
 def _exchange(axes: Axes, t: int, tokens: int, h: int, way: str) -> None:
     """The arrow between the ranks at one end of the pair; at the other end nothing travels."""
     for left, name, busy in ((0.82, "f", way == "backward"), (5.2, "g", way == "forward")):
-        colour = TENSOR if busy and t > 1 else SOFT
+        colour = DARK_TENSOR if busy and t > 1 else SOFT
         _text(axes, left, 0.08, name, colour=colour, size=10.5, style="italic")
         if busy and t > 1:
             style = {"arrowstyle": "<|-|>", "color": TENSOR, "linewidth": 2.5, "mutation_scale": 14}
@@ -102,7 +103,7 @@ def _exchange(axes: Axes, t: int, tokens: int, h: int, way: str) -> None:
     words = (
         f"all-reduce {end}:\n{size(pushed_bytes(t, tokens, h))}\nfrom each rank" if t > 1 else "one rank sends\nnothing"
     )
-    _text(axes, 5.34, 1.3, words, ha="left", colour=TENSOR if t > 1 else SOFT)
+    _text(axes, 5.34, 1.3, words, ha="left", colour=DARK_TENSOR if t > 1 else SOFT)
 
 
 def _sizes(axes: Axes, t: int, tokens: int, h: int, way: str) -> None:
@@ -125,7 +126,7 @@ def _bars(axes: Axes, t: int, times: dict[int, tuple[float, float]]) -> None:
     longest = max(sum(pair) for pair in times.values())
     row, room = 2.2 / len(times), WIDTH - BARS - 0.75
     _text(axes, BARS, 0.08, "computing", ha="left", colour=SOFT)
-    _text(axes, BARS + 0.75, 0.08, "and the exchange", ha="left", colour=TENSOR)
+    _text(axes, BARS + 0.75, 0.08, "and the exchange", ha="left", colour=DARK_TENSOR)
     for place, (n, (compute, push)) in enumerate(times.items()):
         middle, tall = 0.24 + (place + 0.5) * row, row * 0.5
         now = n == t

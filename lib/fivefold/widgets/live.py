@@ -14,8 +14,8 @@ NO_KERNEL = "Controls for the figure below: run this cell to use them."
 def explore(draw: Callable[..., Figure], controls: Mapping[str, Any]) -> None:
     """Show `draw(name=value, …)` under its controls, ipywidgets by name, and draw again when one of them changes.
 
-    The figure is an output of its own, with its alt text. It stays where the controls cannot work: in a notebook that is
-    read and not run, on a page made of one. Without a notebook nothing is shown. An error line of `draw` takes the
+    The figure is an output of its own, with its alt text, and stays where the controls cannot work: in a notebook that
+    is read and not run, on a page made of one. Without a notebook nothing is shown. An error line of `draw` takes the
     figure's place until a control is moved on.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
