@@ -107,7 +107,7 @@ def _end(notebook: NotebookNode, task: Task, notes: list[Note]) -> int:
         notes.append(Note("duplicated", f"{len(own)} cells are labelled {task.grade_id}: the last definition counts"))
     if len(checks) > 1:
         notes.append(Note("duplicated", f"{len(checks)} cells are labelled {task.check_id}: the last one counts"))
-    if not own:
+    if not own and not task.is_question:  # an answer's cell need not be labelled: nbgrader knows its check only
         notes.append(Note("unlabelled", f"no cell is labelled {task.grade_id}: {task.name} was looked for by its name"))
     if checks and notebook.cells[checks[-1]].source.split("### BEGIN HIDDEN TESTS")[0].strip() != task.check:
         notes.append(Note("altered", f"the check cell {task.check_id} was edited: the course's own check was used"))
