@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 from fivefold.runtime.ledger import Ledger
 from fivefold.runtime.parts import Source
 
-from autograde import discover
+from autograde import bug, discover
 from autograde.case import Case
-from autograde.exercise import bug_of
 from autograde.findings import judge, merge, state_of
 from autograde.library import library_object
 from autograde.rank import Sent
@@ -33,7 +32,6 @@ from autograde.verdict import Finding, Score, Verdict, in_words
 VISIBLE_SEED = 5
 HIDDEN_ROW = "hidden cases"
 FOLDED_LINES = 60
-BUG_IS_THERE = "The mistake that this exercise starts from is still in it. Nothing is earned until it is found."
 
 
 class Check:
@@ -72,6 +70,7 @@ def evaluate(exercise: str, solution: Any, hidden: bool = False, seed: int | Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a warning on stderr costs a learner all points in nbgrader
         verdict = _with_either(check, solution, hidden, seed)
+        _withhold(verdict, solution)
     verdict.seconds = time.monotonic() - began
     return verdict
 
@@ -83,6 +82,7 @@ def evaluate_alone(exercise: str, source: Source, hidden: bool = False) -> Verdi
         warnings.simplefilter("ignore")
         verdict, trials = examine(check, Sent(source), hidden)
         _explain(check, verdict, trials)
+        _withhold(verdict, source)
     verdict.seconds = time.monotonic() - began
     return verdict
 
@@ -180,11 +180,14 @@ def _explain(check: Check, verdict: Verdict, trials: list[Trial]) -> None:
         found = recognise(check, trials)
     except Exception:
         return  # a hint is an extra; what is wrong with a misconception, `prove` tells those who can mend it
-    if found is None:
-        return
-    verdict.misconception, verdict.hint = found.name, found.hint
-    if found.name == bug_of(check.exercise):
-        verdict.points, verdict.hint, verdict.note = 0, "", BUG_IS_THERE
+    if found is not None:
+        verdict.misconception, verdict.hint = found.name, found.hint
+
+
+def _withhold(verdict: Verdict, solution: Any) -> None:
+    """No points, and no hint either, while the bug is there that the exercise is to find."""
+    if not verdict.passed and bug.is_there(verdict.exercise, solution, verdict.misconception):
+        verdict.points, verdict.hint, verdict.note = 0, "", bug.NOTE
 
 
 def _fold(verdict: Verdict, trials: list[Trial]) -> None:

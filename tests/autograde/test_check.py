@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from fivefold.runtime.parts import Source
 
-from autograde import discover
+from autograde import bug, discover
 from autograde.check import check, evaluate, mine
 from autograde.exercise import ROOT
 from autograde.library import definition, library_source
@@ -438,7 +438,7 @@ def mean_of_ranks(x, group):
 
 def test_the_faulty_program_of_a_find_the_bug_exercise_earns_nothing(lesson, monkeypatch):
     """As it is given; it is not explained, for it is to be found. With that mistake mended, what is right counts."""
-    monkeypatch.setattr(sys.modules["autograde.check"], "bug_of", lambda exercise: "twice" if exercise == SUM else "")
+    monkeypatch.setattr(bug, "bug_of", lambda exercise: "twice" if exercise == SUM else "")
     untouched = evaluate(SUM, source(TOTAL + "dist.all_reduce(total.clone())\nreturn x + (total - x.detach())"))
     assert by_property(untouched)["output"].passed and by_property(untouched)["gradient"].passed
     assert (untouched.points, untouched.misconception, untouched.hint) == (0, "twice", "")
