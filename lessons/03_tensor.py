@@ -180,6 +180,7 @@ print(f"their sum is off by at most {(sum(parts) - x_whole.grad).abs().max():.0e
 # - **Forward** returns x as it is. Nothing travels.
 # - **Backward** gets this rank's part of x's gradient, and returns the sum over the group: one all-reduce. The tensor
 #   that comes in belongs to autograd: leave it as it is.
+# - **The function itself** hands both arguments to `_CopyToRanks.apply`.
 # - **Checked**: output, gradient, traffic; also in groups that are not the whole world.
 #
 # <details><summary>Hint: an autograd function, if it is your first</summary>
