@@ -43,6 +43,7 @@ class WatchedWork(Work):
         began = self._recorder.clock()
         self._recorder.wait(self._pending)
         self._pending.work.wait()
+        self._recorder.ended(self._pending)
         self._done = True
         if self._entry is not None:
             caller = sys._getframe(1).f_globals.get("__name__", "")

@@ -72,6 +72,7 @@ class Recorder:
         self._began = began
         self._channel = channel
         self._pending: dict[int, Pending] = {}
+        self._under_way: set[Pending] = set()  # gloo drops a message whose handle is dropped, and the peer would hang
         self._announced = 0
         self._groups: dict[str, Any] = {}
         self._registered = threading.Condition()
@@ -112,6 +113,10 @@ class Recorder:
         if pending.error is not None:
             raise pending.error
 
+    def ended(self, pending: Pending) -> None:
+        """The program has waited for the operation: nobody needs its handle any more."""
+        self._under_way.discard(pending)
+
     def waited(self, entry: Communication, began: float, inside_call: bool) -> None:
         """Note in the ledger that the program waited for `entry` since `began`."""
         entry.end = self.clock()
@@ -147,7 +152,9 @@ class Recorder:
             for line in lines:
                 message = json.loads(line)
                 if "go" in message:
-                    self._pending.pop(message["go"]).go(message["source"])
+                    pending = self._pending.pop(message["go"])
+                    self._under_way.add(pending)
+                    pending.go(message["source"])
                 else:
                     self._group(message["make"]).make(message["device"])
         os._exit(0)  # the supervisor is gone: nobody waits for this rank any more

@@ -151,6 +151,21 @@ def test_an_asynchronous_operation_does_not_block_its_caller():
     assert run(overlapping, N).results == [(True, True)] * N
 
 
+def forgets_its_sends():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    got = torch.empty(3)
+    for step in range(20):
+        dist.isend(torch.full((3,), float(10 * step + rank)), (rank + 1) % n)
+        dist.recv(got, (rank - 1) % n)
+    return got
+
+
+def test_a_message_whose_handle_is_dropped_arrives():
+    """gloo forgets a send nobody holds; here it is the check that tells a learner to wait, and no hang."""
+    done = run(forgets_its_sends, N, timeout=20)
+    assert [result[0].item() for result in done.results] == [190 + (rank - 1) % N for rank in range(N)]
+
+
 def test_the_ledger_says_which_calls_were_asynchronous_and_where_they_were_waited_for():
     """Program order: the call, what came between, the wait."""
 
