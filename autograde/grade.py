@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fivefold.runtime import ranks
 from nbformat.notebooknode import NotebookNode
 
 from autograde import sandbox
@@ -100,6 +101,7 @@ def grade(
     wrap = sandbox.sandboxed if in_sandbox else (lambda command, folder: command)
     graded = []
     with _sandbox_for_ranks() if in_sandbox else nullcontext():
+        ranks.start()  # it loads what ranks need while the first notebook runs
         for path, notebook, problem in read:
             progress.begins(path)
             execution = Execution(path, UNREADABLE if problem else NOT_RUN, problem)
@@ -223,8 +225,6 @@ def _ungraded(task: Task, problem: str) -> Verdict:
 @contextmanager
 def _sandbox_for_ranks() -> Iterator[None]:
     """Within it, ranks run under bubblewrap, and get none of this process's environment that could be a secret."""
-    from fivefold.runtime import ranks
-
     sandbox.require()
     environment = dict(os.environ)
     with TemporaryDirectory(prefix="fivefold-ranks-") as folder:
