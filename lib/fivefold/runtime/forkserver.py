@@ -60,7 +60,7 @@ def _accept(control: socket.socket, inherited: tuple[int, int], folders: dict[in
         return False
     if not fds:
         return False
-    folder = tempfile.mkdtemp(prefix="fivefold-")
+    folder = tempfile.mkdtemp(prefix=f"fivefold-{os.getpid()}-")
     pid = os.fork()
     if pid == 0:
         signal.set_wakeup_fd(-1)

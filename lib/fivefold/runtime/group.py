@@ -7,10 +7,8 @@ description to the recorder, and starts the real operation when the recorder let
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,65 +19,22 @@ from torch._C._distributed_c10d import (
     AllToAllOptions,
     BarrierOptions,
     ReduceScatterOptions,
-    Work,
 )
 
+from fivefold.runtime.describe import (
+    check_same_sizes,
+    check_total,
+    dtype_of,
+    num_bytes,
+    options_like,
+    reduction,
+    shape_of,
+    split_sizes,
+)
+from fivefold.runtime.handle import WatchedWork
 from fivefold.runtime.ledger import Communication
 from fivefold.runtime.link import Pending, Recorder
 from fivefold.runtime.staging import device_of, on_host
-
-
-class WatchedWork(Work):
-    """The handle of an announced operation."""
-
-    def __init__(self, recorder: Recorder, pending: Pending, entry: Communication | None, result: Any):
-        super().__init__()
-        self._recorder, self._pending, self._entry, self._result = recorder, pending, entry, result
-        self._done = False
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        if self._done:
-            return True
-        began = self._recorder.clock()
-        self._recorder.wait(self._pending)
-        self._pending.work.wait()
-        self._recorder.ended(self._pending)
-        self._done = True
-        if self._entry is not None:
-            caller = sys._getframe(1).f_globals.get("__name__", "")
-            self._recorder.waited(self._entry, began, caller == "torch.distributed.distributed_c10d")
-        return True
-
-    def is_completed(self) -> bool:
-        return self._done or (self._pending.approved.is_set() and self._pending.work.is_completed())
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._pending.error is None
-
-    def exception(self) -> BaseException | None:
-        return self._pending.error
-
-    def result(self) -> Any:
-        return self._result
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def get_future(self) -> torch.futures.Future:
-        """A future that is done when the operation is; DDP asks for it at once and must not be held up."""
-        future: torch.futures.Future = torch.futures.Future()
-
-        def started() -> None:
-            if self._pending.error is not None:
-                future.set_exception(self._pending.error)
-                return
-            self._pending.work.get_future().add_done_callback(lambda _: future.set_result(self._result))
-
-        self._pending.when_started(started)
-        return future
-
-    def _source_rank(self) -> int:
-        return self._pending.source if self._pending.source is not None else -1
 
 
 class WatchedGroup(dist.ProcessGroup):
@@ -136,21 +91,23 @@ class WatchedGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> WatchedWork:
         opts = opts or AllreduceOptions()
-        return self._collective("all_reduce", tensors, tensors, "allreduce", (tensors, opts), reduce=_reduction(opts))
+        return self._collective("all_reduce", tensors, tensors, "allreduce", (tensors, opts), reduce=reduction(opts))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> WatchedWork:
-        return self._each([self.allreduce([tensor], _options(AllreduceOptions, opts)) for tensor in tensors], tensors)
+        return self._each(
+            [self.allreduce([tensor], options_like(AllreduceOptions, opts)) for tensor in tensors], tensors
+        )
 
     def broadcast(self, tensors: Any, opts: Any) -> WatchedWork:
         return self._collective("broadcast", tensors, tensors, "broadcast", (tensors, opts), root=opts.rootRank)
 
     def reduce(self, tensors: Any, opts: Any) -> WatchedWork:
-        options = {"root": opts.rootRank, "reduce": _reduction(opts)}
+        options = {"root": opts.rootRank, "reduce": reduction(opts)}
         return self._collective("reduce", tensors, tensors, "reduce", (tensors, opts), **options)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
         arguments = (outputs, inputs, opts or AllgatherOptions())
-        _same_sizes("all_gather", inputs[0], outputs[0])
+        check_same_sizes("all_gather", inputs[0], outputs[0])
         return self._collective("all_gather", inputs, outputs[0], "allgather", arguments)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
@@ -158,7 +115,7 @@ class WatchedGroup(dist.ProcessGroup):
         return self._each([self.allgather([list(o)], [i]) for o, i in zip(lists, inputs, strict=True)], outputs)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> WatchedWork:
-        _total(output, input.numel() * self.size(), "all_gather", "output", "n times the input's")
+        check_total(output, input.numel() * self.size(), "all_gather", "output", "n times the input's")
         arguments = (output, input, opts or AllgatherOptions())
         return self._collective("all_gather", [input], [output], "_allgather_base", arguments)
 
@@ -167,17 +124,17 @@ class WatchedGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
         opts = opts or ReduceScatterOptions()
-        _total(outputs[0], inputs[0][self.rank()].numel(), "reduce_scatter", "output", "that of this rank's piece")
+        check_total(outputs[0], inputs[0][self.rank()].numel(), "reduce_scatter", "output", "that of this rank's piece")
         return self._collective(
-            "reduce_scatter", inputs[0], outputs, "reduce_scatter", (outputs, inputs, opts), reduce=_reduction(opts)
+            "reduce_scatter", inputs[0], outputs, "reduce_scatter", (outputs, inputs, opts), reduce=reduction(opts)
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> WatchedWork:
         opts = opts or ReduceScatterOptions()
-        _total(input, output.numel() * self.size(), "reduce_scatter", "input", "n times the output's")
+        check_total(input, output.numel() * self.size(), "reduce_scatter", "input", "n times the output's")
         arguments = (output, input, opts)
         return self._collective(
-            "reduce_scatter", [input], [output], "_reduce_scatter_base", arguments, reduce=_reduction(opts)
+            "reduce_scatter", [input], [output], "_reduce_scatter_base", arguments, reduce=reduction(opts)
         )
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
@@ -189,7 +146,7 @@ class WatchedGroup(dist.ProcessGroup):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> WatchedWork:
         arguments = (outputs, inputs, opts)
-        size = sum(_bytes(t) for some in inputs for t in some)
+        size = sum(num_bytes(t) for some in inputs for t in some)
         return self._collective("scatter", outputs, outputs, "scatter", arguments, size=size, root=opts.rootRank)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> WatchedWork:
@@ -200,7 +157,7 @@ class WatchedGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> WatchedWork:
-        splits = self._rows(input, input_splits), self._rows(output, output_splits)
+        splits = split_sizes(input, input_splits, self.size()), split_sizes(output, output_splits, self.size())
         arguments = (output, input, list(output_splits or []), list(input_splits or []), opts or AllToAllOptions())
         return self._collective("all_to_all", [input], [output], "alltoall_base", arguments, splits=splits)
 
@@ -236,12 +193,12 @@ class WatchedGroup(dist.ProcessGroup):
         own = splits[0][self.rank()] * first.element_size() if splits[0] else 0
         entry = Communication(
             index=0, op=op, group=self._title(), ranks=self._ranks, sequence=self._sequence,
-            bytes=sum(map(_bytes, inputs)) if size is None else size, dtype=_dtype(first), shape=_shape(first),
+            bytes=sum(map(num_bytes, inputs)) if size is None else size, dtype=dtype_of(first), shape=shape_of(first),
             peer=rooted, splits=tuple(n * first.element_size() for n in splits[0]), own=own,
         )  # fmt: skip
         self._sequence += 1
         agree = (("reduction", reduce), ("root", rooted), ("pieces", shapes or None))
-        extent = _shape(first) if op != "all_to_all" else ()
+        extent = shape_of(first) if op != "all_to_all" else ()
         call = {"op": op, "agree": agree, "shape": extent, "sends": splits[0], "receives": splits[1]}
         return self._start(entry, call, method, arguments, outputs)
 
@@ -250,7 +207,7 @@ class WatchedGroup(dist.ProcessGroup):
         key = (op, peer, tag)
         entry = Communication(
             index=0, op=op, group=self._title(), ranks=self._ranks, sequence=self._message_counts.get(key, 0),
-            bytes=_bytes(tensors[0]) if op == "send" else 0, dtype=_dtype(tensors[0]), shape=_shape(tensors[0]),
+            bytes=num_bytes(tensors[0]) if op == "send" else 0, dtype=dtype_of(tensors[0]), shape=shape_of(tensors[0]),
             peer=other, tag=tag,
         )  # fmt: skip
         self._message_counts[key] = entry.sequence + 1
@@ -319,60 +276,9 @@ class WatchedGroup(dist.ProcessGroup):
             self._inner[device] = self._make_inner(device)
         return self._inner[device]
 
-    def _rows(self, tensor: torch.Tensor, splits: Any) -> list[int]:
-        """Elements for each rank, from split sizes in rows."""
-        if not splits:
-            if tensor.shape[0] % self.size():
-                raise ValueError(
-                    f"all_to_all without split sizes needs a first dimension that {self.size()} ranks divide, "
-                    f"it is {tensor.shape[0]}: give the split sizes"
-                )
-            splits = [tensor.shape[0] // self.size()] * self.size()
-        if len(splits) != self.size() or sum(splits) != tensor.shape[0]:
-            raise ValueError(
-                f"all_to_all split sizes {list(splits)} must be {self.size()} numbers with the sum {tensor.shape[0]}"
-            )
-        row = tensor[0].numel() if tensor.shape[0] else 0
-        return [n * row for n in splits]
-
     def _each(self, works: list[WatchedWork], result: Any) -> WatchedWork:
         """One handle for several operations: waits for all."""
         for work in works[:-1]:
             work.wait()
         works[-1]._result = result
         return works[-1]
-
-
-def _options(kind: type, opts: Any) -> Any:
-    """Options of `kind` with the same reduction as `opts`."""
-    options = kind()
-    if opts is not None:
-        options.reduceOp = opts.reduceOp
-    return options
-
-
-def _reduction(opts: Any) -> str:
-    return str(opts.reduceOp.op if hasattr(opts.reduceOp, "op") else opts.reduceOp).rpartition(".")[2].lower()
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _dtype(tensor: torch.Tensor | None) -> str:
-    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")
-
-
-def _shape(tensor: torch.Tensor | None) -> tuple[int, ...]:
-    return () if tensor is None else tuple(tensor.shape)
-
-
-def _total(tensor: torch.Tensor, expected: int, op: str, which: str, what: str) -> None:
-    if tensor.numel() != expected:
-        raise ValueError(f"{op}: the {which} has {tensor.numel()} elements, it must have {expected}: {what}")
-
-
-def _same_sizes(op: str, input: torch.Tensor, outputs: list[torch.Tensor]) -> None:
-    sizes = [output.numel() for output in outputs]
-    if any(size != input.numel() for size in sizes):
-        raise ValueError(f"{op}: every output must have the input's {input.numel()} elements, they have {sizes}")

@@ -21,6 +21,7 @@ from fivefold.runtime import processes
 from fivefold.runtime.frames import read_frame, write_frame
 from fivefold.runtime.link import LIBRARY
 from fivefold.runtime.matching import Call, Disagreement, Referee, Stuck, table
+from fivefold.runtime.rank_process import RankProcess
 
 OUTPUT_LIMIT = 2_000_000  # bytes of output kept of a rank; more is read and dropped
 GRACE = 0.25  # seconds in which other ranks may still raise the same error
@@ -57,30 +58,6 @@ def main(caller: socket.socket, folder: str) -> None:
     finally:
         processes.kill_tree(os.getpid())
         os._exit(0)
-
-
-class RankProcess:
-    """A forked rank and the three channels to it: announcements, output, result."""
-
-    def __init__(self, rank: int):
-        self.rank = rank
-        self.pid = 0
-        self.channel, self.far_channel = socket.socketpair()
-        self.output, self.far_output = os.pipe()
-        self.result, self.far_result = os.pipe()
-        self.lines = self.text = b""
-        self.printed = 0
-        self.received = bytearray()
-        self.state = "running"  # running, finished, failed
-        self.report: dict[str, Any] = {}
-        self.data = b""
-
-    def close_far(self) -> None:
-        self.far_channel.close()
-        os.close(self.far_output)
-        os.close(self.far_result)
-        for fd in (self.channel.fileno(), self.output, self.result):
-            os.set_blocking(fd, False)
 
 
 class Supervisor:

@@ -111,6 +111,11 @@ def below(pid):
     return []
 
 
+def files_of(server):
+    """What the runs of a fork server have left in the folder for temporary files."""
+    return glob.glob(os.path.join(tempfile.gettempdir(), f"fivefold-{server}-*"))
+
+
 def eventually(condition, seconds=10):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -124,7 +129,7 @@ def stubborn():
     """A rank that ignores SIGTERM in a session of its own, with a child that left it in another."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.setsid() if os.getpid() != os.getpgid(0) else None
-    program = "import os,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); time.sleep(600)"
+    program = "import os,signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     if os.fork() == 0:
         subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
         os._exit(0)
@@ -142,11 +147,10 @@ def test_nothing_outlives_a_run(then):
 
     run(len, 1, ())  # the server is up
     server = ranks._current[0].process.pid
-    files = set(glob.glob(os.path.join(tempfile.gettempdir(), "fivefold-*")))
     with contextlib.suppress(RankFailed):
         run(program, 2)
     assert eventually(lambda: below(server) == [])
-    assert eventually(lambda: set(glob.glob(os.path.join(tempfile.gettempdir(), "fivefold-*"))) <= files)
+    assert eventually(lambda: files_of(server) == [])
 
 
 CALLER = """
@@ -229,7 +233,7 @@ def test_many_runs_leave_no_process_no_file_no_descriptor_and_no_growing_memory(
         gc.collect()
         server = psutil.Process(ranks._current[0].process.pid)
         eventually(lambda: below(server.pid) == [])
-        files = len(glob.glob(os.path.join(tempfile.gettempdir(), "fivefold-*")))
+        files = len(files_of(server.pid))
         own = psutil.Process()
         return server.num_fds(), own.num_fds(), own.num_threads(), files, server.memory_info().rss
 
