@@ -164,12 +164,16 @@ class Trainer:
         return first.embedding.weight if first else last.head.weight
 
     def _shards(self) -> tuple[list[zero.Shard], list[int]]:
-        """ZeRO stage 1: buckets of parameters that are summed over the same group and exist equally often."""
-        kinds: dict[tuple[bool, int], list[nn.Parameter]] = {}
+        """ZeRO stage 1: buckets of parameters that are summed over the same group and exist equally often.
+
+        A tied weight is in no bucket with others, which differ between its two stages: so both cut it and add it up in
+        the same order, and its copies stay equal to the bit.
+        """
+        kinds: dict[tuple[bool, bool, int], list[nn.Parameter]] = {}
         for parameter, role in self.roles.items():
-            kinds.setdefault((role.expert, self._copies(parameter, role)), []).append(parameter)
+            kinds.setdefault((role.expert, role.tied, self._copies(parameter, role)), []).append(parameter)
         shards, copies = [], []
-        for (expert, number), parameters in kinds.items():
+        for (expert, _, number), parameters in kinds.items():
             for bucket in data.make_buckets(parameters, self.job.bucket_bytes):
                 group = self.mesh.ep_dp if expert else self.mesh.dp_cp
                 shards.append(zero.Shard(bucket, group, weight_decay=self.job.weight_decay))

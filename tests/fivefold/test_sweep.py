@@ -101,6 +101,12 @@ def test_every_layout_trains_as_one_process(case):
     assert max(found[what] for what in sweep.MEASURES) <= sweep.TOLERANCE, found
 
 
+def test_copies_of_a_weight_stay_equal_to_the_bit():
+    """A tied embedding is on two stages, with other parameters beside it on each; three ranks add up its gradient."""
+    case = sweep.Case(Layout(dp=3, pp=2, tp=2), "1f1b", "none", True, True, False)
+    assert sweep.compare(case, steps=4)["copies"] == 0
+
+
 def test_the_sample_shows_everything():
     """Each schedule and each option, and every degree of every axis that 8 ranks have."""
     for kind, values in {
