@@ -38,7 +38,8 @@ def filled_in(name: str) -> dict:
     notebook = json.loads((ROOT / "notebooks" / name).read_text())
     answers = {_grade_id(c): c["source"] for c in json.loads((ROOT / "solutions" / name).read_text())["cells"]}
     for cell in notebook["cells"]:
-        if cell["metadata"].get("nbgrader", {}).get("solution"):
+        graded = cell["metadata"].get("nbgrader", {}).get("grade")
+        if cell["cell_type"] == "code" and _grade_id(cell) and not graded:
             cell["source"] = answers[_grade_id(cell)]
     return notebook
 
@@ -97,12 +98,14 @@ def run_all(page, address: str, name: str, path: Path, limit: float) -> dict:
     """Open the notebook, run all its cells, save it, and read what was saved."""
     page.goto(f"{address}/lab/tree/{name}?token=word")
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=60_000)
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
     page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
     end = time.monotonic() + limit
     saved: dict = {}
     while time.monotonic() < end:
         page.wait_for_timeout(1000)
+        for button in page.locator(".jp-Dialog .jp-mod-accept").all():
+            button.click()  # which kernel: the one that is proposed
         page.evaluate("void window.jupyterapp.commands.execute('docmanager:save')")
         try:
             saved = json.loads(path.read_text())
