@@ -1,7 +1,7 @@
 """How long a run of 8 ranks takes from a notebook: fivefold.run beside torch's spawn and torchrun.
 
-Each starts 8 ranks, joins a group, makes one all-reduce and ends; `run` does so with every call matched and recorded. The
-three are measured in turn, inside one Jupyter kernel, and the table gives medians and their ratio to `run`.
+Each starts 8 ranks, joins a group, makes one all-reduce and ends; `run` does so with every call matched and recorded.
+The three are measured in turn, inside one Jupyter kernel, and the table gives medians and their ratio to `run`.
 
     python bench/launch.py [--ranks 8] [--rounds 3] [--json FILE]
 """
@@ -10,7 +10,9 @@ import argparse
 import json
 import statistics
 import textwrap
+from pathlib import Path
 
+import machine
 import nbformat
 from nbclient import NotebookClient
 
@@ -90,8 +92,7 @@ def main() -> None:
     result = measure(given.ranks, given.rounds)
     print(table(result))
     if given.json:
-        with open(given.json, "w") as file:
-            json.dump(result, file, indent=1)
+        machine.write(Path(given.json), result)
 
 
 if __name__ == "__main__":
