@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml
 learn: setup
 	$(BIN)/fivefold doctor
 	$(BIN)/jupyter lab --LabApp.news_url=None $(if $(filter 0,$(shell id -u)),--allow-root) \
-	  $(LAB_FLAGS) $(firstword $(sort $(wildcard notebooks/*.ipynb)))
+	  $(LAB_FLAGS) $(firstword $(wildcard notebooks/index.ipynb) $(sort $(wildcard notebooks/*.ipynb)))
 
 test: setup
 	$(BIN)/ruff check .

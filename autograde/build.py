@@ -3,7 +3,8 @@
     lessons/03_tensor.py  →  solutions/03_tensor.ipynb  →  notebooks/03_tensor.ipynb
 
 A solution notebook is in nbgrader's source format; the learner's is what `nbgrader generate_assignment` makes of it, by
-the same preprocessors. Every byte follows from the lesson, the library, the checks and the misconceptions.
+the same preprocessors. Every byte follows from the lesson, the library, the checks and the misconceptions. The home
+page, `lessons/index.py`, has nothing to solve, and becomes `notebooks/index.ipynb` alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_
 from autograde import discover
 from autograde.cells import asked, names_set, text_of
 from autograde.exercise import ROOT
-from autograde.lesson import LESSONS, Cell, LessonError, read_lesson, slug
+from autograde.lesson import HOME, LESSONS, Cell, LessonError, read_lesson, slug
 
 NOTEBOOKS = "[0-9][0-9]_*.ipynb"
 NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
@@ -90,9 +91,15 @@ def _built(root: Path) -> dict[Path, str]:
             _refuse_second(cell, seen)
         solution = solution_notebook(lesson)
         for folder, notebook in (("solutions", solution), ("notebooks", learner_notebook(solution))):
-            nbformat.validate(notebook)
-            built[root / folder / f"{lesson.stem}.ipynb"] = nbformat.writes(notebook) + "\n"
+            built[root / folder / f"{lesson.stem}.ipynb"] = _text(notebook)
+    if (home := root / "lessons" / HOME).exists():
+        built[root / "notebooks" / f"{home.stem}.ipynb"] = _text(learner_notebook(solution_notebook(home)))
     return built
+
+
+def _text(notebook: NotebookNode) -> str:
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook) + "\n"
 
 
 def _refuse_second(cell: Cell, seen: dict[str, Cell]) -> None:

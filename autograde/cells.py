@@ -24,7 +24,7 @@ def text_of(cell: Cell, defined: set[str]) -> str:
         return _question(cell)
     if cell.role == "check":
         return _check(cell)
-    return _with_pictures(cell) if cell.kind == "markdown" else cell.source
+    return _with_lessons(cell, _with_pictures(cell)) if cell.kind == "markdown" else cell.source
 
 
 def asked(cell: Cell) -> str:
@@ -133,6 +133,16 @@ def _with_pictures(cell: Cell) -> str:
         return f"](data:image/svg+xml;base64,{base64.b64encode(file.read_bytes()).decode()})"
 
     return re.sub(r"\]\((pictures/[\w.-]+\.svg)\)", embed, cell.source)
+
+
+def _with_lessons(cell: Cell, text: str) -> str:
+    """`[Tensor parallelism](03.ipynb)` with the whole name of that lesson; the words alone where it is not written."""
+
+    def name(match: re.Match) -> str:
+        lesson = next(cell.path.parent.glob(f"{match[2]}_*.py"), None)
+        return f"[{match[1]}]({lesson.stem}.ipynb)" if lesson else f"{match[1]} *(not written yet)*"
+
+    return re.sub(r"\[([^]]+)\]\((\d\d)\.ipynb\)", name, text)
 
 
 def _needed(source: str) -> set[str]:

@@ -13,6 +13,7 @@ import jupytext
 from nbformat.notebooknode import NotebookNode
 
 LESSONS = "[0-9][0-9]_*.py"
+HOME = "index.py"  # the course's first page: text and cells, no exercises, so no solutions
 ROLES = ("exercise", "question", "check")
 KEPT = ("tags", "jupyter")  # metadata that readers of notebooks know, and that says nothing of the solution
 JUPYTEXT = ("lines_to_next_cell", "lines_to_end_of_cell_marker", "cell_marker")

@@ -171,6 +171,21 @@ def test_check_names_what_is_stale_and_writes_nothing(toy):
     assert build(toy.root, check=True) == names
 
 
+def test_the_home_page_is_a_notebook_without_solutions(toy):
+    """Its links find lessons by their number, and where there is no such lesson the page says so."""
+    text = "# %% [markdown]\n# # Home\n# [Toys](03.ipynb), [games](04.ipynb)\n\n# %%\n1 + 1\n"
+    (toy.root / "lessons/index.py").write_text(text)
+    home = toy.root / "notebooks/index.ipynb"
+    assert home in build(toy.root) and not (toy.root / "solutions/index.ipynb").exists()
+    nbformat.validate(json.loads(home.read_text()), relax_add_props=False)
+    first, second = cells(home).values()
+    assert first == "# Home\n[Toys](03_toy.ipynb), games *(not written yet)*" and second == "1 + 1"
+    (toy.root / "lessons/04_games.py").write_text("# %% [markdown]\n# # 4 · Games\n")
+    assert home in build(toy.root, check=True)
+    build(toy.root)
+    assert "[games](04_games.ipynb)" in home.read_text()
+
+
 def test_a_notebook_without_a_lesson_is_named_and_kept(toy):
     """It is stale, but it may be somebody's work. Files with other names are nobody's business."""
     build(toy.root)
