@@ -1,0 +1,60 @@
+"""What the seconds of a collective should be, by the α-β model, for every op and algorithm that has a formula.
+
+Written by cases, from the papers, and not from the library's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autograde.case import Case
+from autograde.messages import log_rounds
+
+PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}  # op -> how often M goes round
+FIRST = {op: "pairwise" if op == "all_to_all" else "ring" for op in PASSES}
+FIRST |= {"broadcast": "tree", "reduce": "tree", "send": "direct"}  # op -> the algorithm where none is named
+WAYS = [*FIRST.items(), ("broadcast", "flat"), ("all_reduce", "tree")]
+UNKNOWN = [("gossip",), ("broadcast", "ring"), ("all_to_all", "tree")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs(Case):
+    """A link and a size, for several numbers of ranks."""
+
+    ranks: tuple[int, ...]
+    num_bytes: float
+    alpha: float
+    beta: float
+
+    @property
+    def link(self) -> tuple[float, float, float]:
+        return self.num_bytes, self.alpha, self.beta
+
+
+def seconds(op: str, n: int, num_bytes: float, alpha: float, beta: float, algorithm: str | None = None) -> float:
+    """Rounds, one after the other, of one message each."""
+    algorithm = algorithm or FIRST.get(op)
+    if (op, algorithm) not in WAYS:
+        raise ValueError(f"{op} {algorithm}")
+    if algorithm in ("ring", "pairwise"):
+        return PASSES[op] * (n - 1) * (alpha + beta * num_bytes / n)
+    if algorithm == "tree":
+        return (2 if op == "all_reduce" else 1) * log_rounds(n) * (alpha + beta * num_bytes)
+    return (n - 1 if algorithm == "flat" else 1) * (alpha + beta * num_bytes)
+
+
+def every_call(function: Callable, case: Costs) -> dict[str, dict[str, Any]]:
+    """What `function(op, n, *algorithm)` gives for each op, for each algorithm by name, and for pairs there are not."""
+    refused = {}
+    for op, *way in UNKNOWN:
+        try:
+            refused[" ".join([*way, op])] = function(op, 4, *way)
+        except Exception as error:
+            refused[" ".join([*way, op])] = type(error).__name__
+    return {
+        "seconds": {f"{op} over {n} ranks": function(op, n) for n in case.ranks for op in FIRST},
+        "algorithm": {f"{way} {op} over {n} ranks": function(op, n, way) for n in case.ranks for op, way in WAYS},
+        "refusal": refused,
+    }

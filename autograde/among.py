@@ -1,0 +1,149 @@
+"""Cases in which ranks stand in groups, and each group does the same for itself. They travel to the ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autograde.case import Case
+
+Groups = tuple[tuple[int, ...], ...]
+FOUR: Groups = ((0, 1, 2, 3),)
+UNEQUAL: Groups = ((0, 1, 2), (3,))
+FIVE: Groups = ((0, 1, 2, 3, 4),)
+APART: Groups = ((0, 2), (1, 3, 4))  # a rank's number in its group is another one than in the world
+SEVEN: Groups = (tuple(range(7)),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Among(Case):
+    """Ranks in groups; all numbers are random, of float64, other ones for every rank of the world."""
+
+    groups: Groups
+
+    def __str__(self) -> str:
+        if len(self.groups) == 1:
+            return f"{self.world_size} ranks"
+        return f"{self.world_size} ranks in groups of {' · '.join(' '.join(map(str, ranks)) for ranks in self.groups)}"
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Which group a rank of the world is in, and its number there."""
+        group = next(i for i, ranks in enumerate(self.groups) if rank in ranks)
+        return group, self.groups[group].index(rank)
+
+    def peers(self, rank: int) -> tuple[int, ...]:
+        """The ranks of a rank's group."""
+        return self.groups[self.place(rank)[0]]
+
+    def numbers(self, rank: int, *shape: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + rank)
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shifted(Among):
+    """Every rank passes its x on by `distance` places."""
+
+    distance: int
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, distance {self.distance}{', x transposed' if self.transposed else ''}"
+
+    def x(self, rank: int) -> Tensor:
+        """Of another size on every rank, empty on rank 1, unless it is transposed."""
+        return self.numbers(rank, 3, 2).t() if self.transposed else self.numbers(rank, (rank + 2) % 3, 2)
+
+    def source(self, rank: int) -> int:
+        ranks = self.peers(rank)
+        return ranks[(ranks.index(rank) - self.distance) % len(ranks)]
+
+    def moves(self, rank: int) -> bool:
+        return self.source(rank) != rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Among):
+    """Every rank has an x of the same shape."""
+
+    shape: tuple[int, ...]
+    transposed: bool = False
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, x of shape {self.shape}{', transposed' if self.transposed else ''}"
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    def x(self, rank: int) -> Tensor:
+        numbers = self.numbers(rank, *reversed(self.shape))
+        return numbers.t() if self.transposed else numbers.view(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rooted(Whole):
+    """One rank of each group has what all shall have: `roots`, counted in the group."""
+
+    roots: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, root {' · '.join(map(str, self.roots))}"
+
+    def root(self, rank: int) -> int:
+        """The root of a rank's group, as a rank of the world."""
+        return self.peers(rank)[self.roots[self.place(rank)[0]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces(Among):
+    """A tensor in pieces, one a rank: `sizes` are their rows, group by group."""
+
+    sizes: Groups
+    width: int = 2
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, pieces of {' · '.join(' '.join(map(str, sizes)) for sizes in self.sizes)} rows"
+
+    def of(self, rank: int) -> tuple[list[int], int]:
+        """The sizes of the pieces in a rank's group, and the rank's number there."""
+        group, number = self.place(rank)
+        return list(self.sizes[group]), number
+
+    def whole(self, rank: int) -> Tensor:
+        """A tensor of all the pieces' rows."""
+        return self.numbers(rank, sum(self.of(rank)[0]), self.width)
+
+    def piece(self, rank: int) -> Tensor:
+        """A tensor of the rows of this rank's piece."""
+        sizes, number = self.of(rank)
+        return self.numbers(rank, sizes[number], self.width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange(Among):
+    """`tables` has, group by group, the rows from each rank (line) to each (column)."""
+
+    tables: tuple[Groups, ...]
+    width: int = 2
+
+    def __str__(self) -> str:
+        lines = [" / ".join(" ".join(map(str, line)) for line in table) for table in self.tables]
+        return f"{super().__str__()}, rows from each (line) to each {' · '.join(lines)}"
+
+    def rows(self, rank: int) -> tuple[list[int], list[int]]:
+        """The rows that a rank sends to each of its group, and receives from each."""
+        group, number = self.place(rank)
+        return list(self.tables[group][number]), [line[number] for line in self.tables[group]]
+
+    def x(self, rank: int) -> Tensor:
+        return self.numbers(rank, sum(self.rows(rank)[0]), self.width)
+
+
+def planned(kind: type[Among], seed: int, plans: list[dict[str, Any]]) -> list[Any]:
+    """A case of `kind` for each plan, with a seed of its own and as many ranks as its groups have."""
+    return [kind(world_size=sum(map(len, p["groups"])), seed=seed + i, **p) for i, p in enumerate(plans)]
