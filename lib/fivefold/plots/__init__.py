@@ -4,22 +4,28 @@
     traffic(ledger)                               bytes from every rank to every other
     traffic_by_axis(ledger, formulas)             bytes by operation and group, beside the formula
     memory(ledger)                                bytes saved for backward, as the program goes on
+    activation_memory(t, layer, tokens, …)        what a rank keeps of a layer, by number of ranks
     column_row_pair(t, tokens, h, cluster)        two matrices over t ranks: what each holds, what travels, how long
+    ring_all_reduce(n, step, numbers)             a ring, step by step: which sums each rank holds of each piece
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
 
+from fivefold.plots.activations import activation_memory
 from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
+from fivefold.plots.ring import ring_all_reduce
 from fivefold.plots.style import Figure, axis_colour
 
 __all__ = [
     "Figure",
+    "activation_memory",
     "axis_colour",
     "column_row_pair",
     "memory",
+    "ring_all_reduce",
     "timeline",
     "timeline_of_schedule",
     "traffic",

@@ -49,14 +49,17 @@ def memory(
 
 def _curves(ledger: Ledger, replay: Replay | None) -> dict[str, Curve]:
     return {
-        f"rank {own.rank}": _spread(own.memory.timeline, replay.times[own.rank] if replay else None)
+        f"rank {own.rank}": spread(own.memory.timeline, replay.times[own.rank] if replay else None)
         for own in ledger.ranks
         if own.memory.timeline
     }
 
 
-def _spread(points: Curve, times: Sequence[tuple[float, float]] | None) -> Curve:
-    """Points inside one entry of the ledger stand evenly between its begin and its end."""
+def spread(points: Curve, times: Sequence[tuple[float, float]] | None) -> Curve:
+    """A rank's `memory.timeline` over time, from the begin and end of its entries; without these, over entries.
+
+    Points inside one entry stand evenly between its begin and its end.
+    """
     inside: dict[float, list[float]] = {}
     for index, value in points:
         inside.setdefault(index, []).append(value)

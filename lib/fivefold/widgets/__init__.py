@@ -1,10 +1,14 @@
 """Figures with controls: every one is a figure of `plots` that is drawn again when a control is moved.
 
+    activation_memory()          what a rank keeps of a layer, by number of ranks, and the price of keeping less
     column_row_pair()            two matrices over t ranks: what a rank holds, what travels, how long it takes
+    ring_all_reduce()            a ring, step by step: which sums each rank holds of each piece
 
 The picture stands in the notebook by itself, so that it is there without a running kernel too.
 """
 
+from fivefold.widgets.activations import activation_memory
 from fivefold.widgets.pair import column_row_pair
+from fivefold.widgets.ring import ring_all_reduce
 
-__all__ = ["column_row_pair"]
+__all__ = ["activation_memory", "column_row_pair", "ring_all_reduce"]
