@@ -27,7 +27,7 @@ from autograde.rank import Sent
 from autograde.recognise import recognise
 from autograde.traffic import table
 from autograde.trial import Trial, attempt, other_exercises, ship
-from autograde.verdict import Finding, Score, Verdict, in_words
+from autograde.verdict import Finding, Score, Verdict, in_words, numbered
 
 VISIBLE_SEED = 5
 HIDDEN_ROW = "hidden cases"
@@ -162,7 +162,8 @@ def _with_either(check: Check, solution: Any, hidden: bool, seed: int | None) ->
         return _refused(check, str(error))
     names = in_words(sorted(other.rpartition(".")[2] for other in others)) if others else ""
     if others and verdict.state != "unsolved":
-        verdict.note = f"Graded with the library's {names}."
+        verb = "is" if len(others) == 1 else "are"
+        verdict.note = f"Inside this check, {names} {verb} the library's, so that a mistake counts once."
     if others and verdict.state not in ("passed", "unsolved"):
         own, own_trials = examine(check, ship(check.exercise, solution, {}), hidden, seed)
         if own.points > verdict.points:
@@ -217,10 +218,11 @@ def _hidden_row(trials: list[Trial], wanted: bool) -> Finding:
     if held:
         passed = all(finding.passed for trial in held for finding in trial.findings)
         sizes = sorted({trial.case.world_size for trial in held})
-        return Finding(HIDDEN_ROW, passed, f"{in_words(sizes)} ranks, {len(held)} more" if passed else "see above")
+        ranks = numbered(sizes[0], "rank") if len(sizes) == 1 else f"{in_words(sizes)} ranks"
+        return Finding(HIDDEN_ROW, passed, f"{ranks}, {len(held)} more" if passed else "see above")
     visible = all(finding.passed for trial in trials for finding in trial.findings)
     if visible and not wanted:
-        return Finding(HIDDEN_ROW, None, "run when the notebook is graded")
+        return Finding(HIDDEN_ROW, None, "run when the notebook is graded, with `autograde grade`")
     return Finding(HIDDEN_ROW, None, "run after the visible ones pass")
 
 

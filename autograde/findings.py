@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.runtime.errors import BadResult, LaunchError, RankFailed, RankKilled, RunError, RunTimeout
+from fivefold.runtime.link import LIBRARY, PACKAGE
 
 from autograde.difference import which_ranks
 from autograde.verdict import Finding, in_words, numbered
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from autograde.check import Check
     from autograde.trial import Trial
 
+NOT_OWN = (*LIBRARY, PACKAGE, str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 OUTSIDE = "The check stumbled over what your solution gave back. Is it of the kind that the docstring says?"
 
 
@@ -23,7 +27,8 @@ def judge(check: Check, trial: Trial) -> list[Finding]:
     asked = tuple(trial.case.properties or check.points)
     if trial.error is not None:
         seen, detail = report(trial.error, trial.case.world_size, type(check).program.__code__.co_filename)
-        return _stopped(asked, seen, detail)
+        backward = isinstance(trial.error, RankFailed) and "_engine_run_backward" in trial.error.traceback
+        return _stopped(asked, seen, detail, "gradient" if backward else asked[0])
     try:
         findings = list(check.judge(trial.case, trial.outcomes, trial.ledger))
     except Exception as error:
@@ -38,7 +43,7 @@ def report(error: RunError, world_size: int, check_file: str) -> tuple[str, str]
     """A failed run as a headline and what there is below it, without the lines of the check itself."""
     if isinstance(error, RankFailed):
         message = f": {error.message.splitlines()[0]}" if error.message else ""
-        own = _own_frames(error.traceback, check_file)
+        own = _own_frames(error.traceback, (check_file, *NOT_OWN))
         detail = own if 'File "' in own else OUTSIDE
         return f"{error.kind} on {which_ranks(error.ranks, world_size)}{message}", detail
     text = (
@@ -84,19 +89,23 @@ def _merged(name: str, rows: list[tuple[Trial, Finding]]) -> Finding:
     sizes = sorted({case.world_size for case in cases.values()})
     worst = max(errors)
     detail = f"largest error {worst:.0e}" if worst else "exact"
-    return Finding(name, True, f"{in_words(sizes)} ranks, {numbered(len(cases), 'case')}", detail, error=worst)
+    ranks = numbered(sizes[0], "rank") if len(sizes) == 1 else f"{in_words(sizes)} ranks"
+    return Finding(name, True, f"{ranks}, {numbered(len(cases), 'case')}", detail, error=worst)
 
 
-def _stopped(asked: tuple[str, ...], seen: str, detail: str) -> list[Finding]:
-    return [Finding(asked[0], False, seen, detail), *(Finding(name, None, "not reached") for name in asked[1:])]
+def _stopped(asked: tuple[str, ...], seen: str, detail: str, at: str = "") -> list[Finding]:
+    """The failure stands at one property, the first if `at` is not asked for; the others are not reached."""
+    failed = at if at in asked else asked[0]
+    return [Finding(n, False, seen, detail) if n == failed else Finding(n, None, "not reached") for n in asked]
 
 
-def _own_frames(traceback: str, check_file: str) -> str:
+def _own_frames(traceback: str, not_own: tuple[str, ...]) -> str:
+    """A traceback with the learner's frames alone."""
     kept, inside = [], False
     for line in traceback.rstrip().splitlines():
         if line.startswith('  File "'):
             file = line[len('  File "') :].partition('", line')[0]
-            inside = file == check_file or "/autograde/" in file
+            inside = file.startswith(not_own)
         elif not line.startswith("    "):
             inside = False
         if not inside:
