@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from autograde.verdict import numbered
+from autograde.verdict import in_words, numbered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +23,10 @@ class Case:
         own = [f.name for f in fields(self) if f.name not in ("world_size", "seed", "properties")]
         sizes = [f"{name.replace('_', ' ')} {getattr(self, name)}" for name in own]
         return ", ".join([numbered(self.world_size, "rank"), *sizes])
+
+
+def ranks_in_words(groups: Iterable[Sequence[int]]) -> str:
+    """`4 ranks`, `4 ranks in groups [0, 1] and [2, 3]`."""
+    groups = [list(ranks) for ranks in groups]
+    together = numbered(sum(map(len, groups)), "rank")
+    return together if len(groups) == 1 else f"{together} in groups {in_words(groups)}"

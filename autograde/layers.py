@@ -19,6 +19,7 @@ from autograde.training import Kind, Layer, train
 from autograde.verdict import Finding
 
 Exchange = Callable[[Tensor], Tensor]
+WHOLE = "Is the whole kept, or a view of it, which keeps it as well? A copy of this rank's part is all that is needed."
 
 
 class LayerCheck(Check):
@@ -76,15 +77,18 @@ class LayerCheck(Check):
         return expect("traffic", ledger, Calls("all_reduce", forward, backward, number, case.groups))
 
     def _judge_memory(self, case: Layer, outcomes: list[Any]) -> Finding:
-        """The bytes of a rank's pieces, and no more: the whole matrix is not kept behind them."""
+        """The bytes of a rank's pieces, and no more: no whole matrix is kept, nor a tensor that is somebody else's."""
         whole = self.parameters(self.kind.whole(case))
         for rank, outcome in enumerate(outcomes):
             pieces = [piece.numel() for piece in self._pieces(case, rank, whole).values()]
             kept, wanted = outcome["kept"], 8 * sum(pieces)
             if kept != wanted:
                 seen = f"rank {rank} keeps {size_in_words(kept)} of weights, expected {size_in_words(wanted)}"
-                look = "Is what you keep a copy of this rank's part, or a view of the whole?" if kept > wanted else ""
+                look = WHOLE if kept > wanted else ""
                 return Finding("memory", False, f"{seen} ({kept / wanted:.3g} times)", look=look)
+            if outcome["shared"]:
+                seen = f"rank {rank} keeps the very {outcome['shared'][0]} that it was given"
+                return Finding("memory", False, seen, look="Whoever gave it may still need it as it was: keep a copy.")
         every = 8 * sum(tensor.numel() for tensor in whole.values())
         return Finding("memory", True, f"{size_in_words(outcomes[0]['kept'])} of {size_in_words(every)} a rank")
 
@@ -104,11 +108,23 @@ class LayerCheck(Check):
         name = f"the output with {given} of the check's own"
         yield compare("arguments", "the output without a bias", [o["plain"] for o in outcomes], plain, "layers")
         yield compare("arguments", name, [o["own"] for o in outcomes], exchanged, "layers")
+        yield from self._judge_calls(outcomes, [name for name, tensor in whole.items() if tensor is not None])
         refused = outcomes[0]["refused"]
         if refused != "ValueError":
             done = f"raises {refused}" if refused else "is cut without a word"
             yield Finding("arguments", False, f"a size that {len(case.groups[0])} ranks cannot share {done}",
                           "expected a ValueError that says so")  # fmt: skip
+
+    def _judge_calls(self, outcomes: list[Any], weights: list[str]) -> Iterator[Finding]:
+        """An exchange is called once a forward; a bias that is not there is no parameter."""
+        for rank, outcome in enumerate(outcomes):
+            for name, number in outcome["calls"].items():
+                if number != 1:
+                    yield Finding("arguments", False, f"{name} is called {number} times on rank {rank}, expected 1")
+            extra = [name for name in outcome["parameters"] if name not in weights]
+            if extra:
+                yield Finding("arguments", False, f"without a bias, rank {rank} has a parameter {extra[0]}",
+                              "expected None in its place")  # fmt: skip
 
     def _own(self, name: str, number: int) -> Exchange:
         """The exchange that the case puts in the layer's place, as seen by the `number`-th rank of its group."""

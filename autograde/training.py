@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from autograde.case import Case
+from autograde.case import Case, ranks_in_words
 
 RATE = 0.1  # of plain gradient descent: weights after a step show a gradient that is scaled, AdamW's would hide it
 
@@ -34,10 +34,9 @@ class Layer(Case):
     steps: int = 1
 
     def __str__(self) -> str:
-        groups = " · ".join(" ".join(map(str, ranks)) for ranks in self.groups)
         sizes = f"{math.prod(self.tokens)} tokens, h {self.h}, inner {self.inner}"
         many = f", {self.steps} steps" if self.steps > 1 else ""
-        return f"{self.world_size} ranks in groups of {groups}, {sizes}{many}"
+        return f"{ranks_in_words(self.groups)}, {sizes}{many}{'' if self.steps else ', other arguments'}"
 
     def random(self, what: int, *shape: int) -> Tensor:
         """Random numbers, the same for every `what` and shape."""
@@ -71,7 +70,8 @@ class Kind:
 
 
 def try_layer(solution: Any, case: Layer, kind: Kind) -> dict:
-    """Build the layer on this rank's group and train it: the bytes that it keeps, and what `train` returns."""
+    """Build the layer on this rank's group and train it: the bytes that it keeps, which of them are not its own but
+    those of a tensor that it was given, and what `train` returns."""
     group, place = group_of(case.groups)
     rank, size = group.rank(), group.size()
     batches = [
@@ -80,9 +80,11 @@ def try_layer(solution: Any, case: Layer, kind: Kind) -> dict:
     ]
     if not case.steps:
         return _other_arguments(solution, case, kind, group, batches[0][0])
-    layer = solution(*kind.whole(case).values(), group)
-    kept = kept_bytes(layer)
-    return {"kept": kept} | train(layer, dict(layer.named_parameters()), batches)
+    whole = kind.whole(case)
+    layer = solution(*whole.values(), group)
+    kept = kept_storages(layer)
+    shared = [name for name, tensor in whole.items() if tensor.untyped_storage().data_ptr() in kept]
+    return {"kept": sum(kept.values()), "shared": shared} | train(layer, dict(layer.named_parameters()), batches)
 
 
 def group_of(groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup, int]:
@@ -124,23 +126,39 @@ def train(
     return {"output": {"the output": output}, "gradient": gradients}
 
 
-def kept_bytes(module: nn.Module) -> int:
-    """Bytes behind the tensors that a module and those inside it hold; a view counts with all that it is a view of."""
+def kept_storages(module: nn.Module) -> dict[int, int]:
+    """Bytes behind the tensors that a module and those inside it hold, by address; a view counts with all behind it."""
     storages = {}
     for part in module.modules():
         for tensor in _tensors(vars(part)):
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    return storages
 
 
 def _other_arguments(solution: Any, case: Layer, kind: Kind, group: dist.ProcessGroup, x: Tensor) -> dict:
-    """The output with exchanges of our own, without biases, and how a size that cannot be cut is refused."""
+    """What else the constructor takes, without biases.
+
+    The output with exchanges of our own and how often they were called, the output and the parameters without, and how
+    a size that cannot be cut is refused.
+    """
     plain = [tensor if tensor.dim() > 1 else None for tensor in kind.whole(case).values()]
     uneven = kind.whole(replace(case, inner=case.inner + 1)).values()
+    calls = dict.fromkeys(kind.own, 0)
+
+    def counted(name: str) -> Callable:
+        def exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+            calls[name] += 1
+            return kind.own[name](x, group)
+
+        return exchange
+
+    layer = solution(*plain, group)
     return {
-        "own": solution(*plain, group, **kind.own)(x).detach(),
-        "plain": solution(*plain, group)(x).detach(),
+        "own": solution(*plain, group, **{name: counted(name) for name in kind.own})(x).detach(),
+        "calls": calls,
+        "plain": layer(x).detach(),
+        "parameters": sorted(name for name, _ in layer.named_parameters()),
         "refused": _refusal(lambda: solution(*uneven, group)),
     }
 

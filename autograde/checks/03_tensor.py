@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from autograde.case import Case
+from autograde.case import Case, ranks_in_words
 from autograde.check import Check
 from autograde.compare import compare
 from autograde.layers import LayerCheck
@@ -26,6 +26,11 @@ class Conjugate(Case):
 
     shape: tuple[int, ...]
     group_size: int
+    use: str = "f(x)"  # or another expression, in which a mistake shows that is none in this one
+
+    def __str__(self) -> str:
+        use = "" if self.use == "f(x)" else f", in {self.use}"
+        return f"{ranks_in_words(self.groups())}, x of shape {self.shape}{use}"
 
     def groups(self) -> list[list[int]]:
         return [list(range(i, i + self.group_size)) for i in range(0, self.world_size, self.group_size)]
@@ -55,7 +60,13 @@ def _run(solution: Any, case: Conjugate) -> dict:
     given = x.detach().clone()
     weight = _numbers(case, 1)[rank]
     incoming = weight.clone()
-    output = solution(x, groups[rank // case.group_size])
+    group = groups[rank // case.group_size]
+    if case.use == "x + f(x)":
+        output = x + solution(x, group)
+    elif case.use == "f(f(x, group), world)":
+        output = solution(solution(x, group), dist.group.WORLD)
+    else:
+        output = solution(x, group)
     before = output.detach().clone()
     torch.autograd.backward([output * 1], [incoming])
     return {"output": before, "x.grad": x.grad, "x": x.detach(), "given": given, "incoming": incoming}
@@ -65,23 +76,36 @@ def _sums(case: Conjugate, rows: torch.Tensor) -> list[torch.Tensor]:
     return [rows[group].sum(0) for group in case.groups() for _ in group]
 
 
+SHARED = "The gradient that comes in here also goes to the other x. Is it overwritten, or is more summed than f's part?"
+TWICE = "Each call has a group of its own. Where does backward find that of its call?"
+
+
 class CopyToRanks(Check):
     exercise = "tensor.copy_to_ranks"
-    points = {"output": 1, "gradient": 1, "traffic": 1}
+    points = {"output": 1, "gradient": 2, "traffic": 1}
 
     def cases(self, seed: int, level: str) -> list[Conjugate]:
-        return _cases(seed, level)
+        """Also x in two places, whose gradients meet, and two groups in one graph."""
+        uses = [
+            Conjugate(world_size=4, group_size=2, shape=(3, 2), seed=seed + 10, use=use, properties=("gradient",))
+            for use in ("x + f(x)", "f(f(x, group), world)")
+        ]
+        return _cases(seed, level) + uses
 
     program = staticmethod(_run)
 
     def judge(self, case: Conjugate, outcomes: list, ledger: Any) -> list:
         x, weight = _numbers(case, 0), _numbers(case, 1)
         size = 8 * x[0].numel()
+        wanted, look = _sums(case, weight), "Every rank used its own copy of x. Whose gradients does x get?"
+        if case.use == "x + f(x)":
+            wanted, look = [one + total for one, total in zip(weight, wanted, strict=True)], SHARED
+        elif case.use != "f(x)":
+            wanted, look = [case.group_size * weight.sum(0)] * case.world_size, TWICE
+        yield compare("gradient", "x.grad", [o["x.grad"] for o in outcomes], wanted, look=look)
+        if case.use != "f(x)":
+            return
         yield compare("output", "the output", [o["output"] for o in outcomes], list(x), "exact")
-        yield compare(
-            "gradient", "x.grad", [o["x.grad"] for o in outcomes], _sums(case, weight),
-            look="Every rank used its own copy of x. Whose gradients does x get?",
-        )  # fmt: skip
         yield compare("gradient", "the incoming gradient", [o["incoming"] for o in outcomes], list(weight), "exact")
         yield expect("traffic", ledger, Calls("all_reduce", backward=1, bytes=size, groups=case.groups()))
 
@@ -152,6 +176,7 @@ class ColumnLinear(LayerCheck):
 
 class RowLinear(LayerCheck):
     exercise = "tensor.RowLinear"
+    points = {"output": 3, "gradient": 2, "traffic": 1, "memory": 1, "arguments": 1}
     kind, exchanges = ROW, ("forward",)
 
     @staticmethod
@@ -182,7 +207,7 @@ class MLP(LayerCheck):
 
 class GatedMLP(LayerCheck):
     exercise = "tensor.GatedMLP"
-    points = {"output": 1, "gradient": 2, "traffic": 1}
+    points = {"output": 1, "gradient": 2, "traffic": 1, "memory": 1}
     kind, exchanges = GATED, ("forward", "backward")
 
     @staticmethod

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from autograde.misconception import Misconception
 
+WHOLE_KEPT = (
+    "This looks like: the whole weight stays in memory, behind a view or to be cut in every forward. "
+    "What would let the rest of it go?"
+)
+
 COPY_TO_RANKS = [
     Misconception(
         exercise="tensor.copy_to_ranks",
@@ -53,6 +58,14 @@ COPY_TO_RANKS = [
         "Which ranks hold copies of this x?",
         old="dist.all_reduce(grad, group=ctx.group)",
         new="dist.all_reduce(grad)",
+    ),
+    Misconception(
+        exercise="tensor.copy_to_ranks",
+        name="in_place_backward",
+        hint="This looks like: the gradient that comes in is overwritten with the sum. "
+        "In x + f(x), to whom does autograd hand the same tensor?",
+        old="grad = grad.clone(memory_format=torch.contiguous_format)",
+        new="",
     ),
 ]
 
@@ -134,8 +147,7 @@ COLUMN_LINEAR = [
     Misconception(
         exercise="tensor.ColumnLinear",
         name="view_of_the_whole",
-        hint="This looks like: the rank's piece is a view, and behind it the whole weight stays in memory. "
-        "What would let the rest of it go?",
+        hint=WHOLE_KEPT,
         old="self.weight = nn.Parameter(shard(weight, group))",
         new="""
         if len(weight) % group.size():
@@ -216,8 +228,7 @@ ROW_LINEAR = [
     Misconception(
         exercise="tensor.RowLinear",
         name="view_of_the_whole",
-        hint="This looks like: the rank's piece is a view, and behind it the whole weight stays in memory. "
-        "What would let the rest of it go?",
+        hint=WHOLE_KEPT,
         old="self.weight = nn.Parameter(shard(weight, group, dim=1))",
         new="""
         if weight.shape[1] % group.size():
@@ -289,11 +300,19 @@ TWO_LAYERS = [
 GATED_MLP = [
     Misconception(
         exercise="tensor.GatedMLP",
+        name="view_of_the_whole",
+        hint=WHOLE_KEPT,
+        old="self.w_in = nn.Parameter(shard(w_in.unflatten(0, (2, -1)), group, dim=1))",
+        new="self.w_in = nn.Parameter(w_in.detach().unflatten(0, (2, -1)).chunk(group.size(), 1)[group.rank()])",
+    ),
+    Misconception(
+        exercise="tensor.GatedMLP",
         name="fused_cut_in_a_row",
         hint="This looks like: the rows of w_in are cut into t pieces, one after the other. "
         "The first half of the rows are gates, the second half are ups: which of them does rank 0 get?",
         old="self.w_in = nn.Parameter(shard(w_in.unflatten(0, (2, -1)), group, dim=1))",
         new="self.w_in = nn.Parameter(shard(w_in, group).unflatten(0, (2, -1)))",
+        also=(('split = {"w_in": 1}\n\ndef __init__(', "def __init__("),),  # it would tell how to cut
     ),
     Misconception(
         exercise="tensor.GatedMLP",

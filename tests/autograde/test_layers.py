@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from autograde.layers import LayerCheck
-from autograde.training import RATE, Kind, Layer, kept_bytes, train
+from autograde.training import RATE, Kind, Layer, kept_storages, train
 
 
 def randn(*shape, seed):
@@ -43,13 +43,13 @@ def test_kept_bytes_count_what_is_behind_a_view_and_what_is_no_parameter():
     layer = nn.Module()
     layer.inner = nn.Module()
     layer.inner.weight = nn.Parameter(whole[:2].clone())
-    assert kept_bytes(layer) == 2 * 5 * 8
+    assert sum(kept_storages(layer).values()) == 2 * 5 * 8
     layer.view = whole[:2]
-    assert kept_bytes(layer) == (2 + 8) * 5 * 8
+    assert sum(kept_storages(layer).values()) == (2 + 8) * 5 * 8
     layer.again = [whole, {"x": whole.T}]
-    assert kept_bytes(layer) == (2 + 8) * 5 * 8
+    assert sum(kept_storages(layer).values()) == (2 + 8) * 5 * 8
     layer.register_buffer("buffer", randn(3, seed=2))
-    assert kept_bytes(layer) == (2 + 8) * 5 * 8 + 3 * 8
+    assert sum(kept_storages(layer).values()) == (2 + 8) * 5 * 8 + 3 * 8
 
 
 class Check(LayerCheck):
@@ -68,4 +68,4 @@ def test_cases_tell_groups_sizes_and_seeds_apart():
             assert case.inner != case.h and all(case.inner % len(ranks) == 0 for ranks in case.groups)
         assert any(case.steps > 1 for case in cases) and len({case.seed for case in cases}) == len(cases)
     named = Layer(world_size=4, groups=((0, 1, 2), (3,)), tokens=(2, 3), h=5, inner=6, steps=2)
-    assert str(named) == "4 ranks in groups of 0 1 2 · 3, 6 tokens, h 5, inner 6, 2 steps"
+    assert str(named) == "4 ranks in groups [0, 1, 2] and [3], 6 tokens, h 5, inner 6, 2 steps"
