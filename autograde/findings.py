@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.runtime.errors import BadResult, LaunchError, RankFailed, RankKilled, RunError, RunTimeout
-from fivefold.runtime.link import LIBRARY, PACKAGE
+from fivefold.runtime.link import LIBRARY, RUNTIME
 
 from autograde.difference import which_ranks
 from autograde.verdict import Finding, in_words, numbered
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from autograde.check import Check
     from autograde.trial import Trial
 
-NOT_OWN = (*LIBRARY, PACKAGE, str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+NOT_OWN = (
+    *LIBRARY,
+    str(Path(RUNTIME).parent),
+    str(Path(__file__).parent),
+    *map(sysconfig.get_path, ("stdlib", "purelib")),
+)
 OUTSIDE = "The check stumbled over what your solution gave back. Is it of the kind that the docstring says?"
 
 

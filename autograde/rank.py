@@ -16,8 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fivefold.runtime import link
 from fivefold.runtime.marks import now
 from fivefold.runtime.parts import Source
+
+OURS = tuple(os.path.dirname(path.rstrip(os.sep)) + os.sep for path in (link.RUNTIME, os.path.abspath(__file__)))
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def work(answer: Answer, plan: bytes, solutions: list[Sent]) -> list[dict]:
 def shut_away(answer: Answer) -> None:
     """Take the answer out of this process: from the modules that are loaded, from the disk, from other programs."""
     importlib.import_module(f"fivefold.{answer.exercise.rpartition('.')[0]}")
+    link.LIBRARY += OURS  # so that ledgers and tracebacks have the learner's lines alone
     for module in [module for name, module in sys.modules.items() if name.startswith("fivefold.")]:
         if getattr(module, "__file__", None) == answer.file:
             for helper in answer.helpers:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from autograde.check import Check
 
 Facts = dict[tuple, Any]
+FAILURE = ("failure",)
 
 
 def recognise(check: Check, trials: list[Trial]) -> Misconception | None:
@@ -51,7 +52,7 @@ def recognise(check: Check, trials: list[Trial]) -> Misconception | None:
 def facts(trial: Trial) -> Facts:
     """Everything about a trial that can be compared, by path."""
     if trial.error is not None:
-        return {("failure",): _failure(trial.error)}
+        return {FAILURE: _failure(trial.error)}
     found: Facts = {("traffic",): fingerprint(trial.ledger)}
     for rank, outcome in enumerate(trial.outcomes):
         _flatten(outcome, (rank,), found)
@@ -61,7 +62,9 @@ def facts(trial: Trial) -> Facts:
 
 
 def _shared_marks(seen: Facts, right: Facts, wrong: Facts) -> int | None:
-    """How many marks of the misconception are seen; None where one is not."""
+    """How many marks of the misconception are seen; None where one is not, or where only one of the two has failed."""
+    if not _same(seen.get(FAILURE), wrong.get(FAILURE)):
+        return None
     marks = [path for path in right | wrong if not _same(wrong.get(path), right.get(path))]
     if not all(_same(seen.get(path), wrong.get(path)) for path in marks):
         return None

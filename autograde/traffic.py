@@ -1,7 +1,7 @@
 """Judge what ranks sent: the ledger against the calls that were allowed.
 
-A check lists the calls it expects and everything else on the ledger is one too many. Barriers move no data and are not
-counted.
+A check lists the calls it expects and everything else on the ledger is one too many, a barrier as well: it moves no
+data, but every rank stands still for it.
 """
 
 from __future__ import annotations
@@ -48,16 +48,21 @@ class Calls:
 def expect(property: str, ledger: Ledger, *expected: Calls, look: str = "") -> Finding:
     """Whether every rank made exactly the expected calls, forward and backward, with as many bytes in each."""
     for rank in range(len(ledger)):
-        calls = [call for call in ledger[rank].communications if call.op != "barrier"]
+        calls = ledger[rank].communications
         for item in expected:
             held = [call for call in calls if item.holds(call, len(ledger))]
             alike = [other for other in expected if (other.op, other.groups) == (item.op, item.groups)]
-            problem = _counts(alike, held, rank) or _sizes(alike, held, rank)
+            problem, way = _counts(alike, held, rank) or _sizes(alike, held, rank)
             if problem:
-                return Finding(property, False, problem, _where(held), look)
+                others = [call for call in calls if call not in held and _way(call) == way]
+                own = [list(group) for group in item.groups or () if rank in group]
+                wanted = f" over {in_words(own)}" if own and others else ""
+                shown = [call for call in held if _way(call) == way] or others
+                return Finding(property, False, f"{problem}{wanted}{_besides(others)}", _where(shown), look)
         extra = [call for call in calls if not any(item.holds(call, len(ledger)) for item in expected)]
         if extra:
-            seen = f"{_article(extra[0].op)} in ranks {list(extra[0].ranks)} that should not be there, on rank {rank}"
+            among = f"{_article(extra[0].op)} in ranks {list(extra[0].ranks)}"
+            seen = f"{among} that should not be there, {_way(extra[0])} on rank {rank}"
             return Finding(property, False, seen, _where(extra), look)
     return Finding(property, True, _summary(expected), sent_in_words(ledger))
 
@@ -85,9 +90,8 @@ def table(ledger: Ledger) -> str:
     for rank in ledger.ranks:
         lines += [f"rank {rank.rank}" + ("" if rank.communications else "  nothing")]
         for call in rank.communications:
-            way = "backward" if call.backward else "forward"
             lines.append(
-                f"  {way:8}  {call.op:14} {str(list(call.ranks)):16} {size_in_words(call.bytes):>8}  {call.line}"
+                f"  {_way(call):8}  {call.op:14} {str(list(call.ranks)):16} {size_in_words(call.bytes):>8}  {call.line}"
             )
     return "\n".join(lines)
 
@@ -102,29 +106,40 @@ def fingerprint(ledger: Ledger) -> list[list[Any]]:
     ]
 
 
-def _counts(alike: list[Calls], held: list[Communication], rank: int) -> str:
+def _counts(alike: list[Calls], held: list[Communication], rank: int) -> tuple[str, str] | None:
+    """Of a way in which there are too many calls or too few: what to say, and the way."""
     for way in ("forward", "backward"):
         wanted = sum(_of(getattr(item, way), rank) for item in alike)
-        number = sum(call.backward == (way == "backward") for call in held)
+        number = sum(_way(call) == way for call in held)
         if number != wanted:
-            return f"{_plural(number, alike[0].op)} {way} on rank {rank}, expected {wanted}"
-    return ""
+            return f"{_plural(number, alike[0].op)} {way} on rank {rank}, expected {wanted}", way
+    return None
 
 
-def _sizes(alike: list[Calls], held: list[Communication], rank: int) -> str:
+def _sizes(alike: list[Calls], held: list[Communication], rank: int) -> tuple[str, str]:
     """Of calls whose numbers are right, the first whose size is not among those expected that way."""
     for way in ("forward", "backward"):
         wanted = [_of(item.bytes, rank) for item in alike for _ in range(_of(getattr(item, way), rank))]
         if None in wanted:
             continue
-        for call in [call for call in held if call.backward == (way == "backward")]:
+        for call in [call for call in held if _way(call) == way]:
             if call.bytes in wanted:
                 wanted.remove(call.bytes)
                 continue
             seen = f"{_article(call.op)} {way} of {size_in_words(call.bytes)} on rank {rank}"
             times = f" ({call.bytes / wanted[0]:.3g} times)" if wanted[0] else ""
-            return f"{seen}, expected {size_in_words(wanted[0])}{times}"
-    return ""
+            return f"{seen}, expected {size_in_words(wanted[0])}{times}", way
+    return "", ""
+
+
+def _besides(calls: Sequence[Communication]) -> str:
+    """`; seen: all-gather over [0, 1]`."""
+    kinds = dict.fromkeys(f"{NOUNS.get(call.op, call.op)} over {list(call.ranks)}" for call in calls)
+    return f"; seen: {in_words(kinds)}" if kinds else ""
+
+
+def _way(call: Communication) -> str:
+    return "backward" if call.backward else "forward"
 
 
 def _summary(expected: Sequence[Calls]) -> str:

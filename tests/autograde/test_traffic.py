@@ -12,7 +12,7 @@ from autograde.traffic import Calls, expect, fingerprint, size_in_words, table
 BYTES = 6 * 8
 
 
-def program(forward=1, backward=1, size=6, everywhere=False, gather=False):
+def program(forward=1, backward=1, size=6, everywhere=False, gather=False, barrier=False):
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     group = None if everywhere else groups[rank // 2]
@@ -34,12 +34,13 @@ def program(forward=1, backward=1, size=6, everywhere=False, gather=False):
     Sum.apply(x).sum().backward()
     if gather:
         dist.all_gather([torch.zeros(1) for _ in range(2)], torch.zeros(1), group=groups[rank // 2])
-    dist.barrier()
+    if barrier:
+        dist.barrier()
 
 
 def ledger(**options):
-    names = ("forward", "backward", "size", "everywhere", "gather")
-    defaults = (1, 1, 6, False, False)
+    names = ("forward", "backward", "size", "everywhere", "gather", "barrier")
+    defaults = (1, 1, 6, False, False, False)
     return run(program, 4, *(options.get(n, d) for n, d in zip(names, defaults, strict=True))).ledger
 
 
@@ -47,7 +48,7 @@ WANTED = Calls("all_reduce", forward=1, backward=1, bytes=BYTES, groups=[(0, 1),
 
 
 def test_exactly_the_expected_calls_pass():
-    """The expected traffic passes, a barrier is not traffic, and the bytes are those of the ring formula 2(n-1)/n·M."""
+    """The expected traffic passes, and the bytes are those of the ring formula 2(n-1)/n·M."""
     found = expect("traffic", ledger(), WANTED)
     assert found.passed and found.seen == "1 all-reduce forward, 1 backward"
     assert found.detail == f"{2 * BYTES} B a rank"  # two calls of 2 · 1/2 · 48 bytes
@@ -59,8 +60,12 @@ def test_exactly_the_expected_calls_pass():
         ({"forward": 2}, "2 all-reduces forward on rank 0, expected 1"),
         ({"backward": 0}, "0 all-reduces backward on rank 0, expected 1"),
         ({"size": 12}, "an all-reduce forward of 96 B on rank 0, expected 48 B (2 times)"),
-        ({"gather": True}, "an all-gather in ranks [0, 1] that should not be there, on rank 0"),
-        ({"everywhere": True}, "0 all-reduces forward on rank 0, expected 1"),
+        ({"gather": True}, "an all-gather in ranks [0, 1] that should not be there, forward on rank 0"),
+        ({"barrier": True}, "a barrier in ranks [0, 1, 2, 3] that should not be there, forward on rank 0"),
+        (
+            {"everywhere": True},
+            "0 all-reduces forward on rank 0, expected 1 over [0, 1]; seen: all-reduce over [0, 1, 2, 3]",
+        ),
     ],
 )
 def test_other_traffic_fails_and_is_named(options, words):
