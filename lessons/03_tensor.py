@@ -1,19 +1,21 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# *60 minutes · 6 exercises and 5 questions, 32 points · 4 processes on this machine, no GPU*
+# *80 minutes · 6 exercises and 5 questions, 36 points · 4 processes on this machine, no GPU*
 #
-# The school kitchen has 1,000 sandwiches to make by noon. This time two cooks make every sandwich together: one
-# spreads the left half, the other the right. Nobody waits for a recipe, but before the sandwich leaves the table they
-# must push the halves together, every single time. That push is this lesson.
+# The school kitchen has 1,000 sandwiches to make by noon. Two cooks make every one of them together: each prepares a
+# whole sandwich with half of the fillings, and before it leaves the table the two are stacked, every single time. That
+# stacking is this lesson.
 #
 # ![Two ranks, each with all of X. Rank 0 has the left columns of A and the upper rows of B, rank 1 the rest. Each gets
 # a part of Y; one arrow between the ranks adds the parts up.](pictures/03_column_row.svg)
 #
-# **What is split**: the matrices inside a layer. Each of t ranks sees every token, and holds 1/t of each matrix.
+# **What is split**: the matrices inside a layer. Each of t ranks (processes, one a GPU) sees every token, and holds 1/t
+# of each matrix.
 #
-# **What travels**: activations. One all-reduce forward and one backward for each pair of matrices. With b sequences of
-# s tokens of h numbers, that is 2(t−1)/t · b·s·h numbers from every rank, each time.
+# **What travels**: activations, the numbers that layers hand on. One all-reduce forward and one backward for each pair
+# of matrices: it adds up a tensor over the ranks and leaves the sum on all of them. With b sequences of s tokens of h
+# numbers, that is 2(t−1)/t · b·s·h numbers from every rank, each time.
 #
 # **When it hurts**: the moment that arrow leaves the server.
 
@@ -54,15 +56,16 @@ world_size = 4  # ranks that share a layer: 2, 3, 4, 6 or 8
 # The other way round it fails: rows of A would give parts of sums *before* the GELU, and
 # $\mathrm{GELU}(u + v) \neq \mathrm{GELU}(u) + \mathrm{GELU}(v)$.
 #
-# So there are two places to look after, one on either side of the pair. Megatron-LM calls them *f* and *g*:
+# So there are two places to look after, one on either side of the pair. Megatron-LM, the paper behind this lesson,
+# calls them *f* and *g*:
 #
 # | | forward | backward |
 # | --- | --- | --- |
 # | *f*, where X enters | nothing travels | all-reduce of X's gradient: b·s·h numbers |
 # | *g*, where Y leaves | all-reduce of Y: b·s·h numbers | nothing travels |
 #
-# An all-reduce of M bytes over t ranks makes each of them send 2(t−1)/t · M: 1.5 M with 4 ranks, 1.75 M with 8. More
-# ranks mean less work and fewer weights for each, and *not* fewer bytes to send. That is the price.
+# Going round a ring, an all-reduce of M bytes makes each of t ranks send 2(t−1)/t · M: 1.5 M with 4 ranks, 1.75 M with
+# 8. More ranks mean less work and fewer weights for each, and *not* fewer bytes to send. That is the price.
 
 # %% [markdown]
 # ## A worked example
@@ -98,8 +101,8 @@ def weights() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 # %% [markdown]
-# Now split them by hand. Each rank cuts its piece, computes its part, and one `all_reduce` adds the parts up. (Biases
-# have to wait: there is a trap in them too.)
+# Now split them by hand. Each rank cuts its piece, computes its part, and one `all_reduce` over a *group* of ranks, all
+# of them here, adds the parts up. (Biases have to wait: there is a trap in them too.)
 
 # %%
 from fivefold.runtime.ledger import phase
@@ -109,7 +112,7 @@ def by_hand(x: Tensor) -> Tensor:
     rank, t = dist.get_rank(), dist.get_world_size()
     tp = dist.new_group(group_desc="tp")  # all ranks, under the name that figures show
     w_in, _, w_out, _ = weights()
-    with phase("forward"):
+    with phase("forward"):  # the name that a timeline gives to what happens inside
         columns = w_in.chunk(t, dim=0)[rank]  # (4h/t, h)
         inner = F.gelu(F.linear(x, columns))  # (b, s, 4h/t): finished features
         rows = w_out.chunk(t, dim=1)[rank]  # (h, 4h/t)
@@ -127,15 +130,17 @@ for rank, result in enumerate(done.results):
     print(f"rank {rank} is off by at most {(result - y).abs().max():.0e}")
 
 # %% [markdown]
-# Every call of `torch.distributed` is on the run's ledger, and the bytes are what the formula says:
+# Every call of `torch.distributed` is on the run's *ledger*, the list of all that its ranks did, and the bytes are what
+# the formula says:
 
 # %%
 print(f"2(t−1)/t · b·s·h · 4 bytes = {2 * (world_size - 1) / world_size * b * s * h * 4:,.0f} bytes")
 done.ledger.traffic()
 
 # %% [markdown]
-# A ledger can also be *replayed* on machines that you do not have. Here each rank is an H100, all in one server, and
-# h is 128 times as large: 12,288, as in GPT-3. Every rank computes, then every rank stands still for the push.
+# A ledger can also be *replayed* on machines that you do not have. Here each rank is an H100, a GPU of 2022, all in one
+# server, and h is 128 times as large: 12,288, as in GPT-3. Every rank computes, then every rank stands still for the
+# all-reduce.
 
 # %%
 from fivefold.runtime.cluster import cluster
@@ -168,7 +173,7 @@ print(f"their sum is off by at most {(sum(parts) - x_whole.grad).abs().max():.0e
 
 # %% [markdown]
 # Each rank knows what *its* columns want of x, and that is only a part. No error, no hang: a number that looks like a
-# gradient. So backward needs a push as well, at the other end of the pair. These two pushes are your first exercises.
+# gradient. So backward needs an all-reduce as well, at the other end of the pair. These two are your first exercises.
 
 # %% [markdown]
 # ## Exercises
@@ -181,7 +186,8 @@ print(f"their sum is off by at most {(sum(parts) - x_whole.grad).abs().max():.0e
 # - **Backward** gets this rank's part of x's gradient, and returns the sum over the group: one all-reduce. The tensor
 #   that comes in belongs to autograd: leave it as it is.
 # - **The function itself** hands both arguments to `_CopyToRanks.apply`.
-# - **Checked**: output, gradient, traffic; also in groups that are not the whole world.
+# - **Checked**: output, gradient, traffic, in groups of some ranks and of all; also the gradient in x + *f*(x), and of
+#   two groups in one graph.
 #
 # <details><summary>Hint: an autograd function, if it is your first</summary>
 #
@@ -203,7 +209,7 @@ check("tensor.copy_to_ranks", copy_to_ranks)
 #
 # - **Forward** returns the sum: one all-reduce. The part itself stays as it was.
 # - **Backward** sends nothing. Every rank has the gradient of the sum: what is that of its part?
-# - **Checked**: output, gradient, traffic, and that x is not overwritten.
+# - **Checked**: output, gradient, traffic, and that x is not overwritten (`all_reduce` overwrites its tensor).
 
 # %% exercise="tensor.sum_over_ranks"
 from fivefold.tensor import sum_over_ranks
@@ -246,9 +252,10 @@ done.ledger.traffic()
 # - **Built from** the *whole* weight and bias; this rank's part of each becomes a parameter. `shard(full, group, dim)`
 #   is there for you: it cuts, copies this rank's piece, and refuses a size that the ranks cannot share.
 # - **In, out**: x (…, in), whole on every rank; the output (…, out/t) is this rank's piece.
-# - **Travels**: nothing of its own. x passes `enter(x, group)` first, which is *f* where nothing else is given. (Lesson
-#   04 gives something else.)
-# - **Checked**: output; gradients of x and of both parameters, and a second step; traffic; memory; other arguments.
+# - **Travels**: nothing of its own. x passes an exchange first, `enter(x, group)`, which is *f* where nothing else is
+#   given. (Lesson 04 gives something else.)
+# - **Checked**: output; gradients of x and of both parameters, also after an optimizer step; traffic; memory; other
+#   arguments: no bias, another `enter`, a size that t does not divide.
 
 # %% exercise="tensor.ColumnLinear"
 from fivefold.tensor import ColumnLinear
@@ -261,11 +268,11 @@ check("tensor.ColumnLinear", ColumnLinear)
 #
 # The second layer. It takes what a `ColumnLinear` gives.
 #
-# - **Built from** the whole weight, of which a rank keeps its part, and the bias, which every rank keeps whole.
+# - **Built from** the whole weight, of which a rank keeps its part, and the bias, of which it keeps a whole copy.
 # - **In, out**: x (…, in/t) is this rank's piece of the features; the output (…, out) is whole on every rank.
 # - **Travels**: nothing of its own. The product passes `leave(product, group)`, which is *g* if nothing else is given.
 # - **The bias** belongs to the output, and not to its parts: decide where it goes.
-# - **Checked**: output; gradients of x and of both parameters, and a second step; traffic; memory; other arguments.
+# - **Checked**: what is checked of a `ColumnLinear`, with another `leave`.
 #
 # <details><summary>Hint: the bias</summary>
 #
@@ -286,7 +293,7 @@ check("tensor.RowLinear", RowLinear)
 #
 # - **In, out**: x and the output (…, h), both whole on every rank.
 # - **Travels**: one all-reduce forward, one backward, nothing in between. `enter` and `leave` are for the two layers.
-# - **Checked**: output; gradients and a second step; traffic; memory; other arguments.
+# - **Checked**: output; gradients, also after an optimizer step; traffic; memory; other arguments, as above.
 
 # %% exercise="tensor.MLP"
 from fivefold.tensor import MLP
@@ -353,8 +360,9 @@ def train(Layer: type, matrices: tuple[Tensor, ...], steps: int = 300) -> dict:
 
 
 # %% [markdown]
-# Train it twice: in one process with the whole MLP in plain PyTorch, and on your ranks with yours. The losses have to
-# be the same, step by step, but for the last digits: a sum in another order rounds in another way.
+# Train it twice, in about 20 seconds: in one process with the whole MLP in plain PyTorch, and on your ranks with yours.
+# The losses have to be the same, step by step, but for the last digits: a sum in another order rounds in another way.
+# (Each is the loss of one batch, and some batches are harder than others: it does not fall with every step.)
 
 
 # %%
@@ -411,17 +419,18 @@ def one_step(Layer: type) -> None:
 measured = run(one_step, world_size, my_MLP, measure=True).ledger
 
 # %% [markdown]
-# **The rhythm.** Compute, push, compute, push. First with all ranks in one server of H100s, then with the same GPUs,
-# one in each server (h = 12,288 again). Nothing else is different: the program, the bytes and the work are the same.
+# **The rhythm.** Compute, add up, compute, add up. First with all ranks in one server of H100s, then with the same
+# GPUs, one in each server (h = 12,288 again). Nothing else is different: the program, the bytes and the work are the
+# same.
 
 # %%
 near = replay(measured, cluster("h100"), widen=128)
-plots.timeline(near, title=f"In one server, the push takes {near.share('exposed'):.0%} of the time")
+plots.timeline(near, title=f"In one server, all-reduces take {near.share('exposed'):.0%} of the time")
 
 # %%
 far = replay(measured, cluster("h100", gpus_per_server=1), widen=128)
 share, slower = far.share("exposed"), far.makespan / near.makespan
-plots.timeline(far, title=f"One GPU a server: the push takes {share:.0%}, and the step {slower:.1f} times as long")
+plots.timeline(far, title=f"One GPU a server: they take {share:.0%}, and the step is {slower:.1f} times as long")
 
 # %% [markdown]
 # This is why tensor parallelism stays inside a server, 8 GPUs in most clusters, and other ways to split go between
@@ -462,8 +471,9 @@ widgets.column_row_pair(t=4)
 # %% [markdown]
 # ## Find the bug
 #
-# Newer models have a *gated* MLP, with three matrices: $Y = (\mathrm{SiLU}(X G) \odot X U)\, D$. Checkpoints keep
-# gate and up in one matrix `w_in` (2·inner, h), gates first, because one large product is faster than two.
+# Newer models have a *gated* MLP, with three matrices: $Y = (\mathrm{SiLU}(X G) \odot X U)\, D$, called SwiGLU. SiLU is
+# u · sigmoid(u), and ⊙ multiplies number by number. Checkpoints keep gate and up in one matrix `w_in` (2·inner, h),
+# gates first, because one large product is faster than two.
 #
 # Somebody has split it over ranks. It runs, it sends what it should, and on one rank it is exactly right. It also
 # trains: the loss goes down on 4 ranks as it does on 1. Then a checkpoint that was trained on one GPU is loaded onto
@@ -494,8 +504,9 @@ for t in sorted({1, 2, world_size}):
     print(f"trained on 1 rank, loaded on {t}: loss {run(loss_after_loading, t, GatedMLP, trained).results[0]:.3f}")
 
 # %% [markdown]
-# Mend the program above, so that the loss is the same on any number of ranks. Then run the cell above once more, and
-# the check. What a rank keeps as `self.w_in` has the shape that the docstring says: keep that, and the traffic.
+# Mend the class `GatedMLP` where it stands, so that the loss is the same on any number of ranks. (The `try` below it is
+# the grader's: leave it.) Then run its cell, the cell with the losses, and the check. What a rank keeps as `self.w_in`
+# has the shape that the docstring says: keep that, and the traffic, and no more memory than needed.
 #
 # <details><summary>Hint: how to look</summary>
 #

@@ -122,7 +122,7 @@ class RowLinear(nn.Module):
     ):
         """`weight` (out, in) and `bias` (out), or None, are those of the whole layer.
 
-        self.weight (out, in/t), this rank's part, and self.bias (out), whole, or None, are `nn.Parameter`s.
+        self.weight (out, in/t), this rank's part, and self.bias (out), whole, or None, are `nn.Parameter`s, and copies.
         `leave(product, group)` is what the product passes: `sum_over_ranks` where None is given. Raises ValueError
         where t does not divide in.
         """
