@@ -21,7 +21,7 @@ UNKNOWN = [("gossip",), ("broadcast", "ring"), ("all_to_all", "tree")]
 
 @dataclass(frozen=True, kw_only=True)
 class Costs(Case):
-    """A link and a size, for several numbers of ranks."""
+    """A link and a size, for several numbers of ranks; a case looks at one property."""
 
     ranks: tuple[int, ...]
     num_bytes: float
@@ -45,16 +45,21 @@ def seconds(op: str, n: int, num_bytes: float, alpha: float, beta: float, algori
     return (n - 1 if algorithm == "flat" else 1) * (alpha + beta * num_bytes)
 
 
-def every_call(function: Callable, case: Costs) -> dict[str, dict[str, Any]]:
-    """What `function(op, n, *algorithm)` gives for each op, for each algorithm by name, and for pairs there are not."""
+def calls(function: Callable, case: Costs) -> dict[str, Any]:
+    """What `function(op, n, *algorithm)` gives, for the property that the case looks at.
+
+    "seconds": each op, no algorithm named; "algorithm": each pair; "refusal": pairs that there are not.
+    """
+    if case.properties == ("seconds",):
+        return {f"{op} over {n} ranks": function(op, n) for n in case.ranks for op in FIRST}
+    if case.properties == ("algorithm",):
+        return {f"{way} {op} over {n} ranks": function(op, n, way) for n in case.ranks for op, way in WAYS}
     refused = {}
     for op, *way in UNKNOWN:
         try:
             refused[" ".join([*way, op])] = function(op, 4, *way)
+        except NotImplementedError:
+            raise
         except Exception as error:
             refused[" ".join([*way, op])] = type(error).__name__
-    return {
-        "seconds": {f"{op} over {n} ranks": function(op, n) for n in case.ranks for op in FIRST},
-        "algorithm": {f"{way} {op} over {n} ranks": function(op, n, way) for n in case.ranks for op, way in WAYS},
-        "refusal": refused,
-    }
+    return refused

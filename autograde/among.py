@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autograde.case import Case
+from autograde.case import Case, ranks_in_words
 
 Groups = tuple[tuple[int, ...], ...]
 FOUR: Groups = ((0, 1, 2, 3),)
@@ -17,6 +17,8 @@ UNEQUAL: Groups = ((0, 1, 2), (3,))
 FIVE: Groups = ((0, 1, 2, 3, 4),)
 APART: Groups = ((0, 2), (1, 3, 4))  # a rank's number in its group is another one than in the world
 SEVEN: Groups = (tuple(range(7)),)
+GROUPS = FOUR, UNEQUAL, FIVE, APART, SEVEN
+EVEN, UNEVEN = ("output", "traffic"), ("uneven",)  # what a case looks at, whose pieces are of one size or are not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +28,7 @@ class Among(Case):
     groups: Groups
 
     def __str__(self) -> str:
-        if len(self.groups) == 1:
-            return f"{self.world_size} ranks"
-        return f"{self.world_size} ranks in groups of {' · '.join(' '.join(map(str, ranks)) for ranks in self.groups)}"
+        return ranks_in_words(self.groups)
 
     def place(self, rank: int) -> tuple[int, int]:
         """Which group a rank of the world is in, and its number there."""
@@ -147,3 +147,22 @@ class Exchange(Among):
 def planned(kind: type[Among], seed: int, plans: list[dict[str, Any]]) -> list[Any]:
     """A case of `kind` for each plan, with a seed of its own and as many ranks as its groups have."""
     return [kind(world_size=sum(map(len, p["groups"])), seed=seed + i, **p) for i, p in enumerate(plans)]
+
+
+def uneven_pieces(seed: int, level: str) -> list[Pieces]:
+    """Cases of even pieces, and of uneven and empty ones; hidden ones in groups of neither four nor neighbours."""
+    plans = [
+        (FOUR, ((2, 2, 2, 2),), EVEN),
+        (UNEQUAL, ((3, 3, 3), (2,)), EVEN),
+        (FOUR, ((3, 0, 1, 2),), UNEVEN),
+        (FOUR, ((0, 0, 0, 0),), UNEVEN),
+    ]
+    if level == "hidden":
+        k = 1 + seed % 3
+        plans = [
+            (FIVE, ((k,) * 5,), EVEN),
+            (APART, ((k, k), (2, 2, 2)), EVEN),
+            (APART, ((0, k), (k, 4, 0)), UNEVEN),
+            (FIVE, ((0, 0, k, 0, 0),), UNEVEN),
+        ]
+    return planned(Pieces, seed, [{"groups": g, "sizes": sizes, "properties": names} for g, sizes, names in plans])

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autograde.alpha_beta import Costs, every_call, seconds
-from autograde.among import APART, FIVE, FOUR, SEVEN, UNEQUAL, Among, Exchange, Pieces, Rooted, Shifted, Whole, planned
+from autograde.alpha_beta import Costs, calls, seconds
+from autograde.among import EVEN, GROUPS, UNEVEN, Exchange, Pieces, Rooted, Shifted, Whole, planned, uneven_pieces
 from autograde.check import Check
 from autograde.compare import compare, compare_all
 from autograde.messages import entries_here, expect_messages, log_rounds, rounds, unwaited
@@ -18,7 +18,7 @@ from autograde.training import group_of
 from autograde.verdict import Finding
 
 NUMBER = 8  # bytes of a float64
-EVEN, UNEVEN = ("output", "traffic"), ("uneven",)  # what a case looks at, whose pieces are of one size or are not
+FOUR, UNEQUAL, FIVE, APART, SEVEN = GROUPS
 
 
 class Shift(Check):
@@ -26,7 +26,8 @@ class Shift(Check):
     points = {"output": 1, "traffic": 1, "waits": 1}
 
     def cases(self, seed: int, level: str) -> list[Shifted]:
-        plans = [(FOUR, 1, False, ()), (UNEQUAL, -1, False, ()), (FOUR, 4, False, ()), (FOUR, 2, True, ("output",))]
+        others = (FOUR, 2, True), (UNEQUAL, -1, False), (FOUR, 4, False)
+        plans = [(FOUR, 1, False, ()), *((*plan, ("output",)) for plan in others)]
         if level == "hidden":
             plans = [(FIVE, 2 + seed % 2, False), (APART, 1, True), (FIVE, -3, True), (((0, 1),), 3, False)]
         names = "groups", "distance", "transposed", "properties"
@@ -57,26 +58,8 @@ class Shift(Check):
         )
 
 
-def _pieces(seed: int, level: str) -> list[Pieces]:
-    plans = [
-        (FOUR, ((2, 2, 2, 2),), EVEN),
-        (UNEQUAL, ((3, 3, 3), (2,)), EVEN),
-        (FOUR, ((3, 0, 1, 2),), UNEVEN),
-        (FOUR, ((0, 0, 0, 0),), UNEVEN),
-    ]
-    if level == "hidden":
-        k = 1 + seed % 3
-        plans = [
-            (FIVE, ((k,) * 5,), EVEN),
-            (APART, ((k, k), (2, 2, 2)), EVEN),
-            (APART, ((0, k), (k, 4, 0)), UNEVEN),
-            (FIVE, ((0, 0, k, 0, 0),), UNEVEN),
-        ]
-    return planned(Pieces, seed, [{"groups": g, "sizes": sizes, "properties": names} for g, sizes, names in plans])
-
-
 def _judge_ring(
-    case: Among, outcomes: list, expected: list, given: list, ledger: Any, passes: int, sent: list
+    case: Pieces | Whole, outcomes: list, expected: list, given: list, ledger: Any, passes: int, sent: list
 ) -> Iterator[Finding]:
     """The result, and x as it was; in even cases each rank's messages, in uneven ones the bytes of a group."""
     value = case.properties[0]
@@ -98,7 +81,7 @@ class ReduceScatter(Check):
     points = {"output": 1, "traffic": 1, "uneven": 1}
 
     def cases(self, seed: int, level: str) -> list[Pieces]:
-        return _pieces(seed, level)
+        return uneven_pieces(seed, level)
 
     @staticmethod
     def program(solution: Any, case: Pieces) -> dict:
@@ -121,7 +104,7 @@ class AllGather(Check):
     points = {"output": 1, "traffic": 1, "uneven": 1}
 
     def cases(self, seed: int, level: str) -> list[Pieces]:
-        return _pieces(seed, level)
+        return uneven_pieces(seed, level)
 
     @staticmethod
     def program(solution: Any, case: Pieces) -> dict:
@@ -164,6 +147,10 @@ class AllReduce(Check):
         # All pieces as large as the largest: whoever fills up to equal pieces sends that.
         sent = [2 * (n - 1) * -(-case.count // n) * NUMBER for n in sizes]
         yield from _judge_ring(case, outcomes, expected, [case.x(rank) for rank in every], ledger, 2, sent)
+        for rank in every if case.properties == UNEVEN else ():
+            largest = max((c.bytes for c in ledger[rank].communications if c.op == "send"), default=0)
+            if largest > (most := -(-case.count // sizes[rank]) * NUMBER):
+                yield Finding("uneven", False, f"rank {rank} sends {largest} B at once, expected at most {most} B")
         first = [outcomes[case.peers(rank)[0]]["result"] for rank in every]
         look = "Is each number summed once, in one order, and then copied?"
         name = "the result, beside that of the first rank of its group,"
@@ -259,17 +246,17 @@ class CollectiveSeconds(Check):
 
     def cases(self, seed: int, level: str) -> list[Costs]:
         ranks = (2, 5, 8) if level == "visible" else (1, 3, 16, 33 + seed % 30)
-        return [Costs(world_size=1, ranks=ranks, num_bytes=3e6 + seed % 1000, alpha=5e-6, beta=1 / 2e9, seed=seed)]
+        link = {"num_bytes": 3e6 + seed % 1000, "alpha": 5e-6, "beta": 1 / 2e9, "seed": seed}
+        return [Costs(world_size=1, ranks=ranks, properties=(name,), **link) for name in self.points]
 
     @staticmethod
     def program(solution: Any, case: Costs) -> dict:
-        return every_call(lambda op, n, *way: solution(op, n, *case.link, *way), case)
+        return calls(lambda op, n, *way: solution(op, n, *case.link, *way), case)
 
     def judge(self, case: Costs, outcomes: list, ledger: Any) -> Iterator[Finding]:
-        expected = every_call(lambda op, n, *way: seconds(op, n, *case.link, *way), case)
-        for property, values in expected.items():
-            found = compare_all(property, [outcomes[0][property]], [values])
-            yield Finding(property, True, f"{len(values)} calls", error=found.error) if found.passed else found
+        (name,), expected = case.properties, calls(lambda op, n, *way: seconds(op, n, *case.link, *way), case)
+        found = compare_all(name, outcomes, [expected])
+        yield Finding(name, True, f"{len(expected)} calls", error=found.error) if found.passed else found
 
 
 questions = [

@@ -65,14 +65,6 @@ SHIFT = [
         old="dist.recv(received, group=group, group_src=(rank - distance) % n)",
         new="dist.recv(received, group=group, group_src=(rank + distance) % n)",
     ),
-    Misconception(
-        exercise="collectives.shift",
-        name="ranks_of_the_world",
-        hint="This looks like: ranks are counted in the world, and not in the group. "
-        "In the group of ranks 1, 3 and 4, which number has rank 3?",
-        old="n, rank = group.size(), group.rank()",
-        new="n, rank = dist.get_world_size(), dist.get_rank()",
-    ),
 ]
 
 REDUCE_SCATTER = [
@@ -312,20 +304,6 @@ BROADCAST = [
         "With 3 ranks, two have x after the first round: how many of them have somebody left to send to?",
         old="if place < have and place + have < n:",
         new="if place < have:",
-    ),
-    Misconception(
-        exercise="collectives.tree_broadcast",
-        name="ranks_of_the_world",
-        hint="This looks like: the root and the ranks are counted in the world, and not in the group. "
-        "Root 2 of the group of ranks 1, 3 and 4: which rank of the world is that?",
-        old="n = group.size()",
-        new="n = dist.get_world_size()",
-        also=(
-            (
-                "place = (group.rank() - root) % n  # the root stands at place 0",
-                "place = (dist.get_rank() - root) % n",
-            ),
-        ),
     ),
 ]
 
