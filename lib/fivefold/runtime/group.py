@@ -204,6 +204,8 @@ class WatchedGroup(dist.ProcessGroup):
 
     def _message(self, op: str, tensors: Any, peer: int | None, tag: int) -> WatchedWork:
         other = None if peer is None else self._ranks[peer]
+        if peer == self.rank():
+            raise ValueError(f"rank {other} is both ends of this message: copy the tensor instead")
         key = (op, peer, tag)
         entry = Communication(
             index=0, op=op, group=self._title(), ranks=self._ranks, sequence=self._message_counts.get(key, 0),

@@ -23,6 +23,7 @@ import torch
 from fivefold.runtime.ledger import Communication, Wait
 
 RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PACKAGE = os.path.dirname(RUNTIME[:-1]) + os.sep
 LIBRARY = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, RUNTIME, "<frozen ")  # not the learner's lines
 
 
@@ -161,10 +162,16 @@ class Recorder:
 
 
 def learner_frame(frame: Any) -> Any:
-    """The innermost frame that belongs neither to torch nor to this package's machinery."""
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
+    """The innermost frame of the learner's own code; where none is, the innermost of this package above `runtime`."""
+    ours = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(LIBRARY):
+            if not name.startswith(PACKAGE):
+                return frame
+            ours = ours or frame
         frame = frame.f_back
-    return frame
+    return ours
 
 
 def describe_frame(frame: Any) -> str:
