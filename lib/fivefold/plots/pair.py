@@ -126,7 +126,7 @@ def _bars(axes: Axes, t: int, times: dict[int, tuple[float, float]]) -> None:
     longest = max(sum(pair) for pair in times.values())
     row, room = 2.2 / len(times), WIDTH - BARS - 0.75
     _text(axes, BARS, 0.08, "computing", ha="left", colour=SOFT)
-    _text(axes, BARS + 0.75, 0.08, "and the exchange", ha="left", colour=DARK_TENSOR)
+    _text(axes, BARS + 0.75, 0.08, "and the all-reduce", ha="left", colour=DARK_TENSOR)
     for place, (n, (compute, push)) in enumerate(times.items()):
         middle, tall = 0.24 + (place + 0.5) * row, row * 0.5
         now = n == t
@@ -166,7 +166,11 @@ def _title(t: int, cluster: Cluster, times: dict[int, tuple[float, float]]) -> s
 def _alt(t: int, tokens: int, h: int, way: str, times: dict[int, tuple[float, float]]) -> str:
     end = "after the second matrix" if way == "forward" else "before the first matrix"
     moved = "nothing travels" if t == 1 else f"one all-reduce {end}, {size(pushed_bytes(t, tokens, h))} from each rank"
-    words = [f"{n} ranks {duration(a)} computing and {duration(b)} exchanging" for n, (a, b) in times.items()]
-    return (
-        f"Two matrices over {t} ranks, {way}: each rank has 1/{t} of both; {moved}. Modelled time: {'; '.join(words)}."
-    )
+    words = [
+        f"{n} ranks {duration(a)} computing and {duration(b)} in the all-reduce"
+        if b
+        else f"1 rank {duration(a)} computing"
+        for n, (a, b) in times.items()
+    ]
+    held = f"over {t} ranks, {way}: each rank has 1/{t} of both" if t > 1 else f"on 1 rank, {way}: it has both whole"
+    return f"Two matrices {held}; {moved}. Modelled time: {'; '.join(words)}."
