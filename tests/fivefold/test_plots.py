@@ -52,6 +52,8 @@ DRAWN = {
     "pair": lambda: plots.column_row_pair(4, 2048, 4096, cluster("h100")),
     "pair of many": lambda: plots.column_row_pair(16, 32768, 16384, cluster("h100"), "backward"),
     "pair of one": lambda: plots.column_row_pair(1, 512, 1024, cluster("h100", gpus_per_server=1), "backward"),
+    "ring": lambda: plots.ring_all_reduce(4, 2),
+    "ring of many": lambda: plots.ring_all_reduce(8, 9, 5),
     "long title": lambda: plots.traffic(training(), title="A title longer than a small figure is wide, by far " * 2),
 }
 
