@@ -48,10 +48,10 @@
 # ## How to read a verdict
 #
 # ```
-# tensor.RowLinear                                               4 of 6 points
+# tensor.RowLinear                                               6 of 8 points
 #   ✓ output        4 ranks, 2 cases                      largest error 1e-16
 #   ✗ gradient      bias.grad is 0.25 times the expected one on every rank
-#                   with 4 ranks in groups of 0 1 2 3, 6 tokens, h 5, inner 12
+#                   with 4 ranks, 6 tokens, h 5, inner 12
 #                   expected 6.064, got 1.516 at [0] on rank 0; relative error
 #                   0.75, allowed 9.1e-13
 #   ✓ traffic       1 all-reduce forward, 0 backward      360 B a rank
