@@ -11,6 +11,8 @@ from typing import Any
 
 from autograde.case import Case
 from autograde.messages import log_rounds
+from autograde.traffic import size_in_words
+from autograde.verdict import in_words
 
 PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}  # op -> how often M goes round
 FIRST = {op: "pairwise" if op == "all_to_all" else "ring" for op in PASSES}
@@ -27,6 +29,10 @@ class Costs(Case):
     num_bytes: float
     alpha: float
     beta: float
+
+    def __str__(self) -> str:
+        size, alpha, beta = size_in_words(self.num_bytes), self.alpha * 1e6, self.beta * 1e9
+        return f"{in_words(self.ranks)} ranks, {size}, α = {alpha:g} µs, β = {beta:g} ns a byte"
 
     @property
     def link(self) -> tuple[float, float, float]:

@@ -44,8 +44,8 @@ world_size = 4  # ranks in the examples: 2 to 8
 # A **message** is a tensor that one rank sends and another receives. Both have to call something for it: `send` there,
 # `recv` here.
 #
-# A **collective** is a pattern of messages in which all ranks take part. There are five that you will meet in every
-# lesson. Say that the whole tensor has M bytes, and that it is cut into n pieces, one for each rank:
+# A **collective** is a pattern of messages in which all ranks take part. Five of them come up again and again in
+# this course. Say that the whole tensor has M bytes, and that it is cut into n pieces, one for each rank:
 #
 # | | before | after | each rank sends |
 # | --- | --- | --- | --- |
@@ -432,7 +432,7 @@ ring = run(around_the_ring, world_size, x)
 plots.traffic(collected.ledger, title="Rank 0 talks to everyone")
 
 # %%
-plots.traffic(ring.ledger, title="Around the ring")
+plots.traffic(ring.ledger, title="Around the ring, each talks to one")
 
 # %%
 n, M = world_size, 4 * len(x)

@@ -87,8 +87,8 @@
 # %% [markdown]
 # ## Your progress
 #
-# Run the cell below. It checks what stands in your saved notebooks; it does not run them. The same in a terminal:
-# `.venv/bin/autograde status`.
+# Run the cell below. It checks what stands in your saved notebooks; it does not run them. An exercise that begins with
+# a faulty program has its ✗ from the start. The same in a terminal: `.venv/bin/autograde status`.
 
 # %%
 from autograde.status import status
