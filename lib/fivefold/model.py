@@ -128,7 +128,7 @@ class Stage(nn.Module):
                 tied = self.config.tied and module in (self.embedding, self.head)
                 whole_name = "embedding.weight" if tied else f"{path}.{name}"
                 in_expert = isinstance(module, expert.MoE) and name != "router"
-                role = Role(whole_name, getattr(module, "split", {}).get(name), in_expert, tied)
+                role = Role(whole_name, getattr(type(module), "split", {}).get(name), in_expert, tied)
                 found.setdefault(parameter, role)
         return found
 

@@ -250,7 +250,8 @@ def test_layers_train_as_one_process(world_size):
 
 
 def test_what_is_cut():
-    """`split_dimensions` names the parameters whose pieces, joined along that dimension, are the whole; no others."""
+    """`split_dimensions` names the parameters whose pieces, joined along that dimension, are the whole; no others. A
+    module of one's own may have something else that is called split."""
 
     def program():
         group, (heads, *counts) = dist.group.WORLD, attention_weights(2)
@@ -258,6 +259,7 @@ def test_what_is_cut():
         module = nn.ModuleDict({"a": Attention(*heads, *counts, group), "b": MLP(w_in, None, w_out, b_out, group)})
         module["c"] = GatedMLP(torch.cat([w_in, w_in]), w_out, group)
         module["d"] = nn.LayerNorm(H, dtype=torch.float64)
+        module["d"].split = True
         full = {"a.qkv.weight": heads[0], "a.qkv.bias": heads[1], "a.out.weight": heads[2]}
         full |= {
             "b.column.weight": w_in,

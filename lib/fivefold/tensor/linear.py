@@ -185,11 +185,11 @@ class OverlappedColumnLinear(nn.Module):
 def split_dimensions(module: nn.Module) -> dict[str, int]:
     """The parameters of `module` that are cut over ranks: name -> the dimension along which.
 
-    It reads `split` of each module inside. Parameters that it does not name are whole, and equal on all ranks.
+    It reads `split` of each module's class. Parameters that it does not name are whole, and equal on all ranks.
     """
     return {
         f"{path}.{name}".removeprefix("."): dim
         for path, part in module.named_modules()
-        for name, dim in getattr(part, "split", {}).items()
+        for name, dim in getattr(type(part), "split", {}).items()
         if getattr(part, name) is not None
     }
