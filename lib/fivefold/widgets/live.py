@@ -40,11 +40,11 @@ def choice(name: str, options: Mapping[str, Any] | list, value: Any) -> Any:
     return SelectionSlider(options=pairs, value=value, description=name, **look)
 
 
-def switch(name: str, options: list[str]) -> Any:
-    """Buttons of which one is pressed: the first, to begin with."""
+def switch(name: str, options: list[str], width: str = "6.5em") -> Any:
+    """Buttons of which one is pressed: the first, to begin with. `width` is that of each."""
     from ipywidgets import ToggleButtons
 
-    style = {"button_width": "6.5em", "description_width": "initial"}
+    style = {"button_width": width, "description_width": "initial"}
     return ToggleButtons(options=options, value=options[0], description=name, style=style)
 
 
