@@ -51,16 +51,18 @@ def core(q: Tensor, k: Tensor, v: Tensor, made: list | None = None) -> Tensor:
 
 
 def try_selective(solution: Callable, case: Passes) -> dict:
-    """The core through `solution`, forward and backward."""
+    """The core through `solution`, forward and backward. Its inputs come from a graph that can be gone through once."""
     made: list[StorageWeakRef] = []
-    inputs = case.qkv()
+    leaves, one = case.qkv(), torch.ones(1, dtype=torch.float64)
     wrapped = solution(partial(core, made=made))
     with phase("forward"):
-        out = wrapped(*(x * 1 for x in inputs))
+        inputs = [x * one for x in leaves]
+        out = wrapped(*inputs)
     alive, drawn = sum(not storage.expired() for storage in made), torch.rand(4)
+    also = [x for x in inputs if x.requires_grad]  # used elsewhere too, as the input of a layer is
     with phase("backward"):
-        out.backward(case.random(20, *out.shape))
-    grads = {f"{name}.grad": x.grad for name, x in zip("qkv", inputs, strict=True)}
+        torch.autograd.backward([out, *also], [case.random(20, *out.shape), *map(torch.ones_like, also)])
+    grads = {f"{name}.grad": x.grad for name, x in zip("qkv", leaves, strict=True)}
     found = {"output": out.detach(), "gradient": grads, "alive": alive, "times": len(made) // 2}
     return found | {"drawn": [drawn, torch.rand(4)]}
 

@@ -230,10 +230,11 @@ class Selective(Check):
         return try_selective(solution, case)
 
     def judge(self, case: Passes, outcomes: list, ledger: Any) -> Iterator[Finding]:
-        inputs = case.qkv()
-        expected = one_pass(case, core, dict(zip("qkv", inputs, strict=True)), ())
-        yield from judge_pass(outcomes, expected)
-        size = 8 * sum(x.numel() for x in inputs)
+        inputs = dict(zip("qkv", case.qkv(), strict=True))
+        output, gradient, drawn = one_pass(case, core, inputs, ())
+        elsewhere = {name: grad if grad is None else grad + 1 for name, grad in gradient.items()}
+        yield from judge_pass(outcomes, (output, elsewhere, drawn))
+        size = 8 * (3 + sum(x.numel() for x in inputs.values()))  # three numbers are the check's own
         yield judge_kept(ledger, [size], "q, k and v may stay. What of the core's own is still there?")
         alive = outcomes[0]["alive"]
         if alive:
@@ -362,7 +363,6 @@ questions = [
         text="All tokens are split, and the first layer of each pair gathers its input a second time in backward. "
         "How many **times** as many bytes does a rank send in a step as with tensor parallelism alone (t = 8)?",
         answer=1.25,
-        unit="times",
         tolerance=0.01,
         why="a layer had 4 all-reduces, which are 8 passes round the ring; now there are 10",
         mistakes={

@@ -441,6 +441,14 @@ SELECTIVE = [
     ),
     Misconception(
         exercise="recompute.selective",
+        name="on_into_the_layers_before",
+        hint="This looks like: the second computation is tied to the graph that q, k and v came from, so going back "
+        "through it goes on into the layers before. Where is this backward to begin, and where to end?",
+        old="inputs = [x.detach().requires_grad_(needed) for x, needed in wanted]",
+        new="inputs = [x for x, needed in wanted]",
+    ),
+    Misconception(
+        exercise="recompute.selective",
         name="once_for_each_input",
         hint="This looks like: the core is computed again for q, once more for k, and once more for v. "
         "How many gradients does one backward give?",

@@ -161,6 +161,7 @@ class Block__dropout_modules(nn.Module):  # noqa: N801
     def __init__(self, attention, mlp, attention_norm, mlp_norm, group, p=0.0, split=True):
         super().__init__()
         self.first, self.second, self.before_first, self.before_second = attention, mlp, attention_norm, mlp_norm
+        self.split = split  # a module's class has a `split` of another meaning
         self.drop = _Dropout(p, group, split)
 
     def forward(self, x, *context):
