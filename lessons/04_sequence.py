@@ -21,7 +21,7 @@
 # small work in between: 2(t−1)/t · b·s·h numbers from every rank.
 #
 # **What it buys**: memory. A layer of GPT-3 over 8 ranks keeps 579 MB on each for backward. By the end of this lesson
-# it is 107 MB, for 0.9% more computing.
+# it is 107 MB, for 0.9% more computing and a quarter more to send.
 #
 # **When it hurts**: what is whole on every rank now sees its tokens only, and what is random must know where it
 # stands.
@@ -213,11 +213,11 @@ def one_mlp(split: bool) -> tuple[Tensor, Tensor]:
     rank, t = dist.get_rank(), dist.get_world_size()
     tp = dist.new_group(group_desc="tp")
     mlp = MLP(*mlp_weights(), tp, gather, scatter) if split else MLP(*mlp_weights(), tp)
-    mine, mine_grad = (whole.chunk(t, dim=1)[rank] if split else whole for whole in (x, y_grad))
-    mine = mine.clone().requires_grad_()
-    y = mlp(mine)
-    y.backward(mine_grad)
-    return y.detach(), mine.grad
+    own, own_grad = (whole.chunk(t, dim=1)[rank] if split else whole for whole in (x, y_grad))
+    own = own.clone().requires_grad_()
+    y = mlp(own)
+    y.backward(own_grad)
+    return y.detach(), own.grad
 
 
 before, now = run(one_mlp, world_size, False), run(one_mlp, world_size, True)
@@ -278,9 +278,10 @@ for split, words in ((True, "0.9² + 0.1² = 82.0%"), (False, "100%")):
 # ### `Block`
 #
 # Put a layer together: x + attention(norm(x)), then the same with the MLP, with a dropout on what each of the two
-# gives. `attention` and `mlp` come ready made, with your exchanges in them. So x is (b, s/t, h) from end to end.
-# `split` is False where the block is used without sequence parallelism: it is for the dropouts to know. What comes
-# after x, such as positions, is handed on to the attention. `block.eval()` switches dropout off.
+# gives. `attention` and `mlp` come ready made, with your exchanges in them: the block itself sends nothing, and x is
+# (b, s/t, h) from end to end. `split` is False where the block is used without sequence parallelism; it is for the
+# dropouts to know. What comes after x, such as positions, is handed on to the attention. `block.eval()` switches
+# dropout off.
 #
 # *Checked*: output, gradients, traffic (2 + 2 exchanges each way), what is kept outside the pairs, the masks.
 
@@ -380,10 +381,10 @@ def nothing(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> Non
     """In the place of `sync_replicated_gradients`."""
 
 
-alone = run(train, 1, 60, sync).results
-together, without = (run(train, world_size, 60, f).results for f in (sync, nothing))
+alone = run(train, 1, 40, sync).results
+together, without = (run(train, world_size, 40, f).results for f in (sync, nothing))
 print(f"\nstep   1 rank   {world_size} ranks   {world_size} ranks, gradients not summed")
-for step in (0, 1, 10, 30, 59):
+for step in (0, 1, 10, 39):
     print(f"{step:4} {alone[0][0][step]:8.4f} {together[0][0][step]:9.4f} {without[0][0][step]:9.4f}")
 torch.testing.assert_close(together[0][0], alone[0][0], rtol=1e-2, atol=0)
 for words, results in (("summed", together), ("not summed", without)):
@@ -393,12 +394,13 @@ for words, results in (("summed", together), ("not summed", without)):
 # %% [markdown]
 # Without the sum the first loss is right, and the loss goes on falling. Only the copies are copies no more.
 #
-# ### One more byte to save, or five
+# ### What is still whole
 #
 # Count again what a rank keeps. The norms' inputs and the masks are split now. But the first layer of a pair still
-# keeps *its* input, and that is what `gather_tokens` made: all tokens. Two pairs of it are 4 of the 10 bytes. The
-# library's `RegatheringColumnLinear` keeps the rank's own tokens and gathers them once more in backward. Only with it
-# is everything split, sbh(34 + 5as/h)/t, for one all-gather more in each pair. (It returns in *Find the bug*.)
+# keeps *its* input, and that is what `gather_tokens` made: all tokens. With two pairs, 4 of the 10 bytes are as they
+# were. The library's `RegatheringColumnLinear` keeps the rank's own tokens instead, and gathers them once more in
+# backward. Only with it is everything split, sbh(34 + 5as/h)/t; with `gather_tokens` alone a rank keeps 4sbh(1 − 1/t)
+# more than that. The price is one all-gather in each pair. (It returns in *Find the bug*.)
 #
 # What is left is the largest part, the attention core: scores and probabilities, s numbers for each token and head.
 # It is made of q, k and v, in few operations.
@@ -416,6 +418,7 @@ for words, results in (("summed", together), ("not summed", without)):
 #
 # Inside `forward` of an autograd function no graph is built, so the core leaves nothing behind. Keep on `ctx` what is
 # needed: tensors with `ctx.save_for_backward`, and `torch.get_rng_state()` as it is *before* the core runs.
+# (`get_device_states` and `set_device_states`, imported above, do the same for GPUs. You can leave them out.)
 # </details>
 #
 # <details><summary>Hint: backward</summary>
@@ -435,8 +438,9 @@ check("recompute.selective", selective)
 # ### `activation_bytes`
 #
 # The paper's table 2, as a function: the bytes that one layer keeps on each of t ranks, from the rows that you have
-# seen. With `recompute` "none" or "selective", with and without `sequence_parallel`; then every layer gathers again.
-# With "full" the whole layer is computed again: only its input is kept, 2sbh. Any other word is a `ValueError`.
+# seen, with `recompute` "none" or "selective". With `sequence_parallel` the table takes it that inputs are gathered
+# again: all of a layer is split. With "full" the whole layer is computed again, and only its input is kept, 2sbh. Any
+# other word is a `ValueError`.
 #
 # *Checked*: each row of the table, for several sizes.
 
@@ -559,7 +563,8 @@ plots.traffic_by_axis(
 )
 
 # %% [markdown]
-# **The rhythm.** Compute, gather, compute, scatter. The pushes have become shorter, and there are twice as many.
+# **The rhythm.** Compute, push, compute, push, as before. A push is now a scatter and a gather. Between the two, too
+# short to be seen, dropout, sum and norm work on 1/t of the tokens.
 
 # %%
 plots.timeline(timed["tokens split"])
@@ -589,10 +594,10 @@ from fivefold.sequence import RegatheringColumnLinear
 # On one rank, and on several:
 
 # %%
-again = partial(train, 60, sync, Column=RegatheringColumnLinear)
+again = partial(train, 40, sync, Column=RegatheringColumnLinear)
 results = [run(again, ranks).results[0][0] for ranks in (1, world_size)]
 print(f"\nstep   1 rank   {world_size} ranks")
-for step in (0, 1, 10, 30, 59):
+for step in (0, 1, 10, 39):
     print(f"{step:4} {results[0][step]:8.4f} {results[1][step]:9.4f}")
 
 # %% [markdown]
@@ -766,14 +771,14 @@ check("04.flops", flops_answer)
 # | `RegatheringColumnLinear` | every `ColumnParallelLinear` with `sequence_parallel` | – |
 # | `selective`, `full` | `--recompute-granularity selective` or `full` | `torch.utils.checkpoint` |
 #
-# Megatron-LM and torchtitan switch sequence parallelism on wherever there is tensor parallelism: it costs nothing.
-# Megatron-LM keeps tokens in the *first* dimension, (s, b, h), so its pieces need no reordering.
+# In torchtitan tensor parallelism always comes with it; in Megatron-LM it is `--sequence-parallel`. Megatron-LM keeps
+# tokens in the *first* dimension, (s, b, h), so its pieces need no reordering.
 #
 # The core needs no `selective` any more where attention is one fused kernel, as FlashAttention is: it never writes
 # the probabilities down, and computes them again in backward. The idea has moved into the kernel.
 #
 # A warning about the name. DeepSpeed's *sequence parallelism* (Ulysses) is another thing, and so is *context
-# parallelism*: both split the tokens inside attention as well. Lesson 05 has both.
+# parallelism*: with both, matrices are whole on every rank and see its tokens only. Lesson 05 has both.
 #
 # **Papers.** [Reducing activation recomputation](https://arxiv.org/abs/2205.05198) (Korthikanti et al. 2022): section
 # 4.2.2 and figure 5 are *g* and *ḡ*, section 5 is selective recomputation, table 2 is your function.
