@@ -243,7 +243,8 @@ def test_many_runs_leave_no_process_no_file_no_descriptor_and_no_growing_memory(
     for _ in range(40):
         run(dist.get_rank, 2)
     last = state()
-    assert last[:4] == first[:4]
+    grown = [after - before for before, after in zip(first[:4], last[:4], strict=True)]
+    assert max(grown) <= 2, grown  # the idle server loads a module or two meanwhile; 40 runs would leave 40 of a thing
     assert last[4] - first[4] < 3_000_000
 
 
