@@ -82,7 +82,11 @@ def run(
     payload = _pickle(fn, args, parts or {})
     with _server().connect() as connection:
         write_frame(connection, request, payload)
-        return _follow(connection, world_size, echo)
+        try:
+            return _follow(connection, world_size, echo)
+        except BaseException:
+            _end(connection)
+            raise
 
 
 def start() -> None:
@@ -106,8 +110,17 @@ def launched_through(wrap: Callable[[list[str]], list[str]]) -> Iterator[None]:
         _wrap = before
 
 
+def _end(connection: socket.socket, patience: float = 5.0) -> None:
+    """Tell the supervisor that nobody listens any more, and wait until it has killed the ranks and is gone itself."""
+    connection.settimeout(patience)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+
+
 def _follow(connection: socket.socket, world_size: int, echo: bool | Callable[[int, str], object]) -> Run:
-    """Print output as it comes, until the verdict. Leaving early closes the socket, which ends the run."""
+    """Print output as it comes, until the verdict. Leaving early ends the run."""
     output: list[tuple[int, str]] = []
     while True:
         try:
