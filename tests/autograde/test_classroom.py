@@ -14,12 +14,16 @@ from nbformat.v4 import new_code_cell, new_notebook
 from nbgrader.api import Gradebook
 
 from autograde import classroom, sandbox
+from autograde.discover import check_of
 from autograde.exercise import with_markers
 from autograde.library import definition
 
 IMPORTS = "import torch\nimport torch.distributed as dist\nfrom torch import Tensor\nfrom autograde import check"
 F, G = "copy_to_ranks", "sum_over_ranks"
 LESSON = "03_small"
+
+POINTS = {name: sum(check_of(f"tensor.{name}").points.values()) for name in (F, G)}
+FULL = sum(POINTS.values())
 
 
 def graded(source: str, name: str, points: int | None = None) -> NotebookNode:
@@ -37,7 +41,7 @@ def solutions(folder: Path) -> Path:
         check = f'check("tensor.{name}", {name})'
         hidden = check[:-1] + ", hidden=True)"
         text = f"{check}\n### BEGIN HIDDEN TESTS\n{hidden}\n### END HIDDEN TESTS"
-        cells.append(graded(text, f"check-tensor-{name}", 3))
+        cells.append(graded(text, f"check-tensor-{name}", POINTS[name]))
     notebook = new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     folder.mkdir()
@@ -103,11 +107,11 @@ def test_nbgraders_own_commands_work(course: Path) -> None:
     hand_in(course, "none")
     hand_in(course, "half", solve(G))
     nbgrader(course, "autograde", LESSON)
-    assert scores(course) == {"full": 6, "none": 0, "half": 3}
+    assert scores(course) == {"full": FULL, "none": 0, "half": POINTS[G]}
     nbgrader(course, "generate_feedback", LESSON)
     assert "3 of 3 points" in (course / "feedback/full" / LESSON / f"{LESSON}.html").read_text()
     nbgrader(course, "export", "--to", "grades.csv")
-    assert exported(course) == {"full": 6, "none": 0, "half": 3}
+    assert exported(course) == {"full": FULL, "none": 0, "half": POINTS[G]}
 
 
 @pytest.mark.slow
@@ -139,9 +143,9 @@ subprocess.Popen(["sleep", "7200"], start_new_session=True)
     results = {result.job.student: result for result in classroom.grade(course, jobs=2, say=said.append)}
 
     assert {student: result.points for student, result in results.items()} == {
-        "full": 6,
-        "half": 3,
-        "hostile": 3,
+        "full": FULL,
+        "half": POINTS[G],
+        "hostile": POINTS[F],
         "broken": 0,
         "link": 0,
     }
@@ -155,7 +159,7 @@ subprocess.Popen(["sleep", "7200"], start_new_session=True)
 
     assert classroom.feedback(course) == [LESSON]
     page = (course / "feedback/hostile" / LESSON / f"{LESSON}.html").read_text()
-    assert "the kernel died in code cell 2" in page and "3 of 3 points" in page
+    assert "the kernel died in code cell 2" in page and f"{POINTS[F]} of {POINTS[F]} points" in page
     assert (course / "feedback/broken" / LESSON / f"{LESSON}.html").exists()
     assert exported(classroom.export(course).parent) == scores(course)
 
@@ -168,7 +172,7 @@ def test_workers_of_a_dask_cluster_give_the_same_grades(course: Path) -> None:
     hand_in(course, "none")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         results = classroom.grade(course, dask=cluster.scheduler_address, trusted=bool(sandbox._problem()))
-    assert {result.job.student: result.points for result in results} == {"full": 6, "none": 0} == scores(course)
+    assert {result.job.student: result.points for result in results} == {"full": FULL, "none": 0} == scores(course)
 
 
 def test_a_scheduler_that_is_not_there_is_said_to_be_absent(course: Path) -> None:

@@ -60,7 +60,7 @@ def one(path: Path, course: Lessons, **options) -> Graded:
 def test_the_reference_gets_all_points_run_and_graded(course: Lessons) -> None:
     """Executed through papermill, then checked with hidden cases: everything that there is to reach."""
     report = grade([course.paths["03_small"]], references=course)
-    assert report.passed and (report.points, report.max_points) == (6, 6)
+    assert report.passed and (report.points, report.max_points) == (7, 7)
     assert report.notebooks[0].execution.outcome == OK
     shown = str(report.notebooks[0].execution.notebook.cells[2].outputs)
     assert "3 of 3 points" in shown  # the check in the notebook says the same
@@ -72,7 +72,7 @@ def test_half_done_gets_its_part(course: Lessons, tmp_path: Path) -> None:
     assert states(one(path, course)) == ["passed", "unsolved"]
     path = write(tmp_path / "03_small.ipynb", cells(tensor__sum_over_ranks=WRONG))
     graded = one(path, course)
-    assert states(graded) == ["passed", "failed"] and 3 <= graded.points < 6 and graded.max_points == 6
+    assert states(graded) == ["passed", "failed"] and 3 <= graded.points < 7 and graded.max_points == 7
 
 
 def test_points_do_not_come_from_the_notebook(course: Lessons, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_metadata_of_a_submission_changes_nothing(course: Lessons, tmp_path: Pat
     notebook.cells[3].metadata.clear()
     nbformat.write(notebook, path)
     graded = one(path, course)
-    assert graded.max_points == 6 and graded.points < 6
+    assert graded.max_points == 7 and graded.points < 7
     assert {note.kind for note in graded.notes[G]} == {"unlabelled", "missing"}
 
 
