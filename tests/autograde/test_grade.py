@@ -63,7 +63,7 @@ def test_the_reference_gets_all_points_run_and_graded(course: Lessons) -> None:
     assert report.passed and (report.points, report.max_points) == (7, 7)
     assert report.notebooks[0].execution.outcome == OK
     shown = str(report.notebooks[0].execution.notebook.cells[2].outputs)
-    assert "3 of 3 points" in shown  # the check in the notebook says the same
+    assert "4 of 4 points" in shown  # the check in the notebook says the same
 
 
 def test_half_done_gets_its_part(course: Lessons, tmp_path: Path) -> None:
