@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import nbformat
 from nbgrader.api import Gradebook
 from nbgrader.coursedir import CourseDirectory
-from nbgrader.utils import setenv
 from traitlets.config import Config, PyFileConfigLoader
 
 from autograde import sandbox
@@ -201,7 +201,7 @@ def _executor(jobs: int, dask: str | None) -> Iterator[Executor]:
 
 
 def _gradebook(course: CourseDirectory) -> Gradebook:
-    with setenv(PATH=PATH):
+    with patch.dict(os.environ, PATH=PATH):  # nbgrader calls alembic by its name
         return Gradebook(course.db_url, course.course_id)
 
 

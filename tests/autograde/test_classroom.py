@@ -140,7 +140,9 @@ subprocess.Popen(["sleep", "7200"], start_new_session=True)
     before = digest(other), digest(Path(classroom.__file__).parent / "check.py")
 
     said: list[str] = []
+    environment = dict(os.environ)
     results = {result.job.student: result for result in classroom.grade(course, jobs=2, say=said.append)}
+    assert dict(os.environ) == environment
 
     assert {student: result.points for student, result in results.items()} == {
         "full": FULL,
