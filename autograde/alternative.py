@@ -1,7 +1,7 @@
 """Right solutions that look different: a check must accept every one of them, with its hidden cases.
 
-They stand in `tests/alternatives/NN_name.py`, as functions and classes named after their exercise with a word for what
-is different: `sum_over_ranks__functional`.
+They stand in `tests/alternatives/NN_name.py` (or a folder `NN_name/` of files), as functions and classes named after
+their exercise with a word for what is different: `sum_over_ranks__functional`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALTERNATIVES = ROOT / "tests" / "alternatives"
 def alternatives(folder: Path = ALTERNATIVES) -> Iterator[tuple[str, str, Any]]:
     """`(exercise id, word, solution)` for each; raises ValueError for one that belongs to no exercise of its lesson."""
     for module in discover.modules(folder):
-        lesson = module.__name__.rpartition(".")[2]
+        lesson = discover.lesson_of(module)
         ids = {exercise.rpartition(".")[2]: exercise for exercise, its in discover.lessons().items() if its == lesson}
         for name, item in vars(module).items():
             exercise, different, word = name.partition("__")

@@ -1,7 +1,8 @@
 """What exists, found from the files: checks, questions and misconceptions.
 
 There is no registry. A lesson's checks and questions stand in `checks/NN_name.py`, its misconceptions in
-`misconceptions/NN_name.py`; an exercise belongs to the lesson in whose file its check stands.
+`misconceptions/NN_name.py`; an exercise belongs to the lesson in whose file its check stands. Where one file would be
+too long to read, a folder `NN_name/` of files takes its place.
 """
 
 from __future__ import annotations
@@ -76,12 +77,17 @@ def unknown(exercise: object) -> str:
 @cache
 def modules(folder: Path) -> tuple[types.ModuleType, ...]:
     """The modules of a folder, in order. They travel to ranks by value: a rank reads no file of `autograde`."""
-    return tuple(load(path) for path in sorted(folder.glob("[0-9]*.py")))
+    return tuple(load(path, folder) for path in sorted([*folder.glob("[0-9]*.py"), *folder.glob("[0-9]*/*.py")]))
 
 
-def load(path: Path) -> types.ModuleType:
-    """Import one file under a name made of its folder's and its own."""
-    name = f"autograde.{path.parent.name}.{path.stem}"
+def lesson_of(module: types.ModuleType) -> str:
+    """The lesson, such as `03_tensor`, in whose file or folder a module stands."""
+    return module.__name__.split(".")[2]
+
+
+def load(path: Path, folder: Path) -> types.ModuleType:
+    """Import one file below `folder` under a name made of the folder's and its own, such as `checks.03_tensor`."""
+    name = ".".join(("autograde", folder.name, *path.relative_to(folder).with_suffix("").parts))
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -102,7 +108,7 @@ def _classes(folder: Path, kind: type) -> Iterator[tuple[str, Any]]:
         for item in vars(module).values():
             own = isinstance(item, type) and issubclass(item, kind) and item.__module__ == module.__name__
             if own and item.exercise:
-                yield module.__name__.rpartition(".")[2], item
+                yield lesson_of(module), item
 
 
 def _instances(folder: Path, kind: type) -> Iterator[tuple[str, Any]]:
@@ -110,7 +116,7 @@ def _instances(folder: Path, kind: type) -> Iterator[tuple[str, Any]]:
     for module in modules(folder):
         for value in vars(module).values():
             items = value if isinstance(value, list | tuple) else [value]
-            yield from ((module.__name__.rpartition(".")[2], item) for item in items if isinstance(item, kind))
+            yield from ((lesson_of(module), item) for item in items if isinstance(item, kind))
 
 
 def _by_id(found: Iterable[tuple[str, Any]], attribute: str) -> dict[str, Any]:
