@@ -10,6 +10,7 @@ page, `lessons/index.py`, has nothing to solve, and becomes `notebooks/index.ipy
 from __future__ import annotations
 
 import builtins
+from collections.abc import Collection
 from pathlib import Path
 
 import nbformat
@@ -29,15 +30,16 @@ METADATA = {
 }
 
 
-def build(root: Path = ROOT, check: bool = False) -> list[Path]:
+def build(root: Path = ROOT, check: bool = False, only: Collection[str] = ()) -> list[Path]:
     """Write `solutions/` and `notebooks/`, and return the files that were not up to date; with `check`, write nothing.
 
+    `only` names lessons by the start of their file's name, such as `03` or `index`; the others are not looked at.
     A notebook that has no lesson is such a file too, and is left where it is. Raises LessonError, with one line, for a
     lesson that cannot be built, and for a notebook that somebody has worked in and that the build would overwrite.
     """
     root = Path(root)
     stale = []
-    for path, text in _built(root).items():
+    for path, text in _built(root, only).items():
         if path.exists() and path.read_bytes() == text.encode():
             continue
         stale.append(path)
@@ -45,7 +47,7 @@ def build(root: Path = ROOT, check: bool = False) -> list[Path]:
             _refuse_to_overwrite_work(path, root)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(text.encode())
-    return stale + _without_lesson(root)
+    return stale if only else [*stale, *_without_lesson(root)]
 
 
 def solution_notebook(lesson: Path) -> NotebookNode:
@@ -82,17 +84,24 @@ def learner_notebook(solution: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def _built(root: Path) -> dict[Path, str]:
+def _built(root: Path, only: Collection[str]) -> dict[Path, str]:
     """The text of every notebook, by its path."""
     built: dict[Path, str] = {}
     seen: dict[str, Cell] = {}
-    for lesson in sorted((root / "lessons").glob(LESSONS)):
+    lessons = sorted((root / "lessons").glob(LESSONS))
+    home = root / "lessons" / HOME
+    for name in only:
+        if not any(lesson.stem.startswith(name) for lesson in [*lessons, home]):
+            raise LessonError(f"no lesson begins with {name}: there are {', '.join(lesson.stem for lesson in lessons)}")
+    for lesson in lessons:
+        if only and not lesson.stem.startswith(tuple(only)):
+            continue
         for cell in read_lesson(lesson):
             _refuse_second(cell, seen)
         solution = solution_notebook(lesson)
         for folder, notebook in (("solutions", solution), ("notebooks", learner_notebook(solution))):
             built[root / folder / f"{lesson.stem}.ipynb"] = _text(notebook)
-    if (home := root / "lessons" / HOME).exists():
+    if home.exists() and (not only or home.stem.startswith(tuple(only))):
         built[root / "notebooks" / f"{home.stem}.ipynb"] = _text(learner_notebook(solution_notebook(home)))
     return built
 

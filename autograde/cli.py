@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 def build(options: argparse.Namespace) -> int:
     from autograde.build import build
 
-    stale = build(check=options.check)
+    stale = build(check=options.check, only=options.lessons)
     for path in stale:
         print(f"{path}: {'stale' if options.check else 'built'}")
     if options.check and stale:
@@ -166,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("build", build, "Build notebooks/ and solutions/ from lessons/.")
+    sub.add_argument("lessons", nargs="*", metavar="LESSON", help="such as 03; all, where none is named")
     sub.add_argument("--check", action="store_true", help="write nothing; exit 1 where a notebook is stale")
 
     sub = command("exercises", exercises, "List every exercise.")

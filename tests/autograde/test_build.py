@@ -171,6 +171,16 @@ def test_check_names_what_is_stale_and_writes_nothing(toy):
     assert build(toy.root, check=True) == names
 
 
+def test_one_lesson_is_built_alone(toy):
+    """The others are not looked at, whatever state they are in; a name that no lesson has is an error."""
+    (toy.root / "lessons" / "98_broken.py").write_text('# %% exercise="toy.gone"\nx = 1\n')
+    assert build(toy.root, only=["03"]) == [toy.root / "solutions/03_toy.ipynb", toy.root / "notebooks/03_toy.ipynb"]
+    with pytest.raises(LessonError):
+        build(toy.root)
+    with pytest.raises(LessonError, match="no lesson begins with 97: there are 98"):
+        build(toy.root, only=["97"])
+
+
 def test_the_home_page_is_a_notebook_without_solutions(toy):
     """Its links find lessons by their number, and where there is no such lesson the page says so."""
     text = "# %% [markdown]\n# # Home\n# [Toys](03.ipynb), [games](04.ipynb)\n\n# %%\n1 + 1\n"
