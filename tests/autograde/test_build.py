@@ -177,7 +177,7 @@ def test_one_lesson_is_built_alone(toy):
     assert build(toy.root, only=["03"]) == [toy.root / "solutions/03_toy.ipynb", toy.root / "notebooks/03_toy.ipynb"]
     with pytest.raises(LessonError):
         build(toy.root)
-    with pytest.raises(LessonError, match="no lesson begins with 97: there are 98"):
+    with pytest.raises(LessonError, match="no lesson begins with 97: there are 03_toy, 98_broken"):
         build(toy.root, only=["97"])
 
 
