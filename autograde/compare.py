@@ -20,6 +20,7 @@ MULTIPLES_OF_EPSILON = {
     "rounding": 64,  # the same sums, added up in another order
     "layers": 4096,  # several layers, a softmax, an optimizer's step
 }
+NOTHING = torch.empty(0, dtype=torch.float64)
 
 
 def allowed(dtype: torch.dtype, tolerance: str = "rounding") -> float:
@@ -47,8 +48,13 @@ def compare(
         problem = _unlike(one, other)
         if problem:
             return Finding(property, False, f"{name} {problem} on rank {rank}", look=look)
-    if all(_is_number(other) for other in wanted):
-        return _numbers(property, name, list(map(_tensor, got)), list(map(_tensor, wanted)), tolerance, look)
+    if any(_is_number(other) for other in wanted):
+        # Where a rank is to have no number, there is nothing left to compare: both stand as empty tensors.
+        pairs = [
+            (one, other) if _is_number(other) else (NOTHING, NOTHING) for one, other in zip(got, wanted, strict=True)
+        ]
+        numbers = [(_tensor(one), _tensor(other)) for one, other in pairs]
+        return _numbers(property, name, [one for one, _ in numbers], [other for _, other in numbers], tolerance, look)
     return Finding(property, True, numbered(len(got), "rank"), error=0.0)
 
 

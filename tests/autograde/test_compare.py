@@ -159,3 +159,14 @@ def test_whatever_comes_back_gets_a_finding_and_never_passes(got):
     expected = rows(2)
     assert compare("output", "y", got, expected).passed is False
     assert compare_all("output", got, [{"y": row} for row in expected]).passed is False
+
+
+def test_a_tensor_that_only_some_ranks_have_is_compared_there():
+    """A name that other ranks do not have, as for the weights of a pipeline's stages, is no way round the numbers."""
+    right, wrong = torch.randn(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    assert compare("weights", "w", [right, None], [right.clone(), None]).passed
+    assert not compare("weights", "w", [wrong, None], [right, None]).passed
+    assert not compare("weights", "w", [None, right], [right, None]).passed
+    outcomes, expected = [{"a": right}, {"b": wrong}], [{"a": right}, {"b": right}]
+    finding = compare_all("weights", outcomes, expected)
+    assert finding.passed is False and "rank 1" in finding.seen
