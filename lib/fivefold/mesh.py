@@ -34,6 +34,11 @@ class Block(NamedTuple):
     layers: range
 
 
+def servers(layout: Layout, gpus_per_server: int = 8) -> int:
+    """How many servers a layout fills, one rank a GPU: rank r sits in server r // gpus_per_server."""
+    return math.ceil(layout.world_size / gpus_per_server)
+
+
 def coordinates(rank: int, layout: Layout) -> Coordinates:
     """Where `rank` stands in `layout`: `Coordinates(dp=, pp=, cp=, tp=)`.
 
@@ -134,11 +139,6 @@ def blocks_of_work(layout: Layout, sequences: int, tokens: int, layers: int) -> 
     return blocks
 
 
-def servers(layout: Layout, gpus_per_server: int = 8) -> int:
-    """How many servers a layout fills, one rank a GPU: rank r sits in server r // gpus_per_server."""
-    return math.ceil(layout.world_size / gpus_per_server)
-
-
 def inside_server(layout: Layout, gpus_per_server: int = 8, axis: str = "tp") -> bool:
     """Whether every group of `axis` (dp, cp, pp, tp or ep) stays inside one server, off the slow links between servers.
 
@@ -176,6 +176,18 @@ class Mesh:
         return (self.coordinates.dp * self.layout.cp + self.coordinates.cp) % self.layout.ep
 
 
+def _lists_by_name(layout: Layout) -> dict[str, list[list[int]]]:
+    lists = {axis: groups(layout, axis) for axis in ("tp", "cp", "pp", "dp")}
+    # Where two names mean the same ranks for the same purpose, one group serves both.
+    if layout.cp > 1:
+        lists["dp_cp"] = groups(layout, ("dp", "cp"))
+    if layout.ep > 1:
+        lists["ep"] = expert_groups(layout)
+        lists["ep_dp"] = expert_data_groups(layout)
+    lists["tied"] = tied_groups(layout)
+    return lists
+
+
 def make_mesh(layout: Layout) -> Mesh:
     """The groups of `layout` for this rank, made inside an initialised process group.
 
@@ -199,15 +211,3 @@ def make_mesh(layout: Layout) -> Mesh:
     if layout.ep == 1:
         mine["ep"], mine["ep_dp"] = alone, mine["dp_cp"]
     return Mesh(layout, me, coordinates(me, layout), **mine)
-
-
-def _lists_by_name(layout: Layout) -> dict[str, list[list[int]]]:
-    lists = {axis: groups(layout, axis) for axis in ("tp", "cp", "pp", "dp")}
-    # Where two names mean the same ranks for the same purpose, one group serves both.
-    if layout.cp > 1:
-        lists["dp_cp"] = groups(layout, ("dp", "cp"))
-    if layout.ep > 1:
-        lists["ep"] = expert_groups(layout)
-        lists["ep_dp"] = expert_data_groups(layout)
-    lists["tied"] = tied_groups(layout)
-    return lists
