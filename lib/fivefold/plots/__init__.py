@@ -6,12 +6,14 @@
     memory(ledger)                                bytes saved for backward, as the program goes on
     activation_memory(t, layer, tokens, …)        what a rank keeps of a layer, by number of ranks
     column_row_pair(t, tokens, h, cluster)        two matrices over t ranks: what each holds, what travels, how long
+    work_cube(layout, rank)                       sequences x tokens x layers in blocks, and the servers under them
     ring_all_reduce(n, step, numbers)             a ring, step by step: which sums each rank holds of each piece
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
 
 from fivefold.plots.activations import activation_memory
+from fivefold.plots.cube import work_cube
 from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
 from fivefold.plots.matrix import traffic, traffic_by_axis
@@ -30,4 +32,5 @@ __all__ = [
     "timeline_of_schedule",
     "traffic",
     "traffic_by_axis",
+    "work_cube",
 ]
