@@ -110,7 +110,8 @@ def compare_calls(property: str, got: dict[str, Any], expected: dict[str, Any], 
         if type(result) is not type(wanted) or result != wanted:
             where = next(differing(result, wanted), "")
             seen = f"{call} is {_brief(result)}, expected {_brief(wanted)}"
-            return Finding(property, False, seen if len(seen) < 160 else f"{call}: {where}", where, look)
+            short = not where or len(seen) < 160
+            return Finding(property, False, seen if short else f"{call}: {where}", where if short else "", look)
     return Finding(property, True, numbered(len(expected), "call"))
 
 

@@ -124,7 +124,7 @@ for place, (dp, pp, cp, tp) in list(enumerate(done.results))[:6]:
 # closest to the diagonal, and data farthest away:
 
 # %%
-plots.traffic(done.ledger, title="Tensor is next door, data is at the other end of the house")
+plots.traffic(done.ledger, title="Tensor partners are next door, data partners at the other end of the house")
 
 # %% [markdown]
 # The same by axis, beside the formulas. Each rank's x has b/d · s/c · h numbers, of 4 bytes.
@@ -340,15 +340,16 @@ def from_my_lists(layout: Layout) -> Mesh:
 
 mine_done = run(one_step, layout.world_size, from_my_lists, measure=True)
 assert mine_done.results == done.results, "your ranks stand elsewhere than the library's"
-plots.traffic(mine_done.ledger, title="Your groups: the same neighbours")
+plots.traffic(mine_done.ledger, title="Your groups have the same neighbours")
 
 # %% [markdown]
 # **The order of the axes.** Nothing forces TP to be innermost: the sums would be right in any order. So replay your
-# step on H100s with h = 4,096 (128 times as large), 8 GPUs in a server. First in your order:
+# step on H100s, 8 in a server, with messages 128 times as large. First in your order. (No layer computes anything here,
+# so everyone is 0% busy: look at how long they stand still.)
 
 # %%
 near = replay(mine_done.ledger, cluster("h100"), widen=128)
-plots.timeline(near, title=f"Tensor innermost: {near.makespan * 1e3:.2f} ms")
+plots.timeline(near, title=f"With tensor innermost, the messages of a step take {near.makespan * 1e3:.2f} ms")
 
 # %% [markdown]
 # Now the same program and the same bytes, but the GPUs are handed out the other way round: DP neighbours share a
@@ -359,7 +360,7 @@ inside_out = {axis: getattr(layout, axis) for axis in ("tp", "cp", "pp", "dp")}
 turned = cluster("h100").placed(inside_out, innermost=("dp", "pp", "cp", "tp"))
 far = replay(mine_done.ledger, turned, widen=128)
 slower = far.makespan / near.makespan
-plots.timeline(far, title=f"Tensor outermost: {far.makespan * 1e3:.2f} ms, {slower:.1f} times as long")
+plots.timeline(far, title=f"With tensor outermost {far.makespan * 1e3:.2f} ms, {slower:.1f} times as long")
 
 # %% [markdown]
 # **The cube.** Move the sliders; the black GPU is the rank, and the letters are those whom it shares a group with.
@@ -411,6 +412,7 @@ def train_experts(layout: Layout, groups_of: Callable[[Layout], list[list[int]]]
     return (tokens @ (weight - target)).square().mean().item()
 
 
+groups, expert_groups, coordinates = my_groups, my_expert_groups, my_coordinates  # yours, if they passed above
 for text in ("dp2,cp2,ep2", "dp4,ep2", "dp2,cp2,ep4"):
     one = Layout.parse(text)
     try:
@@ -448,8 +450,6 @@ check("mesh.expert_data_groups", expert_data_groups)
 from fivefold.mesh import make_mesh
 
 # %%
-groups, expert_groups = mine("mesh.groups", groups), mine("mesh.expert_groups", expert_groups)
-coordinates = mine("mesh.coordinates", coordinates)
 expert_data_groups = mine("mesh.expert_data_groups", expert_data_groups)
 
 
@@ -499,13 +499,15 @@ def with_device_mesh() -> int:
     assert tuple(theirs.get_coordinate()) == tuple(my_coordinates(me, layout))
     assert my_rank(Coordinates(*theirs.get_coordinate()), layout) == me
     pairs = [(theirs.get_group(name), my_groups(layout, name)) for name in names]
-    pairs += [(experts.get_group("ep"), my_expert_groups(layout)), (experts.get_group("ep_dp"), my_data_groups(layout))]
+    pairs += [
+        (experts.get_group("ep"), my_expert_groups(layout)),
+        (experts.get_group("ep_dp"), expert_data_groups(layout)),
+    ]
     for group, lists in pairs:
         assert dist.get_process_group_ranks(group) == next(ranks for ranks in lists if me in ranks)
     return len(pairs)
 
 
-my_data_groups = mine("mesh.expert_data_groups", expert_data_groups)
 compared = run(with_device_mesh, layout.world_size).results
 print(f"{len(compared)} ranks: coordinates and {compared[0]} groups each are those of DeviceMesh")
 
