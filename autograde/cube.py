@@ -127,5 +127,5 @@ def differing(result: Any, wanted: Any) -> Iterator[str]:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 70 else text[:67] + "..."

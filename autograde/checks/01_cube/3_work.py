@@ -43,9 +43,9 @@ class BlocksOfWork(Check):
             for rank, block in enumerate(blocks):
                 for edge in ("sequences", "tokens", "layers"):
                     part = getattr(block, edge, None)
-                    shown = [part.start, part.stop] if isinstance(part, range) else f"a {type(part).__name__}"
-                    if isinstance(part, range) and (not part or part.step != 1):
-                        shown = list(part)
+                    shown = repr(part) if isinstance(part, range) else f"a {type(part).__name__}"
+                    if isinstance(part, range) and not part:
+                        shown = "empty"
                     found[f"{name}[{rank}].{edge}"] = shown
         return found
 
@@ -58,7 +58,7 @@ class BlocksOfWork(Check):
             for rank, at in enumerate(places(layout)):
                 for edge, (size, degree, axis) in zip(EDGES, split, strict=True):
                     piece = torch.arange(size).tensor_split(degree)[at[axis]].tolist()
-                    expected[f"{name}[{rank}].{edge}"] = [piece[0], piece[-1] + 1] if piece else []
+                    expected[f"{name}[{rank}].{edge}"] = repr(range(piece[0], piece[-1] + 1)) if piece else "empty"
         look = "Which axis cuts this edge, and where does the rank stand on it? Where do the numbers left over go?"
         yield compare_calls(case.properties[0], outcomes[0], expected, look)
 
