@@ -412,7 +412,8 @@ def train_experts(layout: Layout, groups_of: Callable[[Layout], list[list[int]]]
     return (tokens @ (weight - target)).square().mean().item()
 
 
-groups, expert_groups, coordinates = my_groups, my_expert_groups, my_coordinates  # yours, if they passed above
+groups, coordinates = mine("mesh.groups", groups), mine("mesh.coordinates", coordinates)
+expert_groups = mine("mesh.expert_groups", expert_groups)
 for text in ("dp2,cp2,ep2", "dp4,ep2", "dp2,cp2,ep4"):
     one = Layout.parse(text)
     try:
