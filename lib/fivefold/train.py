@@ -85,7 +85,7 @@ class Job:
 
 
 def gradient_groups(role: Role, mesh: Mesh, sequence_parallel: bool) -> list[dist.ProcessGroup]:
-    """Over which groups the gradient of a parameter is summed, one after the other.
+    """Over which groups the gradient of a parameter is summed, one after the other; in the first, ZeRO shares it out.
 
     A parameter's gradient is complete when every token of the step has had its say once. Data and context parallelism
     split tokens, so the first group is `mesh.dp_cp`; the tokens of other ranks came to an expert by dispatch, so for an
@@ -97,6 +97,18 @@ def gradient_groups(role: Role, mesh: Mesh, sequence_parallel: bool) -> list[dis
     if sequence_parallel and role.split is None:
         groups.append(mesh.tp)
     return groups
+
+
+def local_batches(tokens: Tensor, num_microbatches: int, mesh: Mesh) -> list[context.LocalTokens]:
+    """This rank's share of a step's tokens, micro-batch by micro-batch.
+
+    tokens: (b, s + 1), the same on every rank. It is cut by sequences into `num_microbatches` equal micro-batches, each
+    of which into dp equal parts, one for each place in `mesh.dp`; of its part a rank has the tokens that
+    `context.local_tokens` gives it in `mesh.cp`. So ranks that differ in their place in `mesh.tp` or `mesh.pp` alone
+    have the same tokens, and every token is with one place of DP x CP, once. No communication.
+    """
+    place, dp = mesh.dp.rank(), mesh.dp.size()
+    return [context.local_tokens(part.chunk(dp)[place], mesh.cp) for part in tokens.chunk(num_microbatches)]
 
 
 def loss_mean(labels: Sequence[Tensor], mesh: Mesh, ignore_index: int = -100) -> Callable[[Tensor, int], Tensor]:
@@ -169,13 +181,13 @@ class Trainer:
         A tied weight is in no bucket with others, which differ between its two stages: so both cut it and add it up in
         the same order, and its copies stay equal to the bit.
         """
-        kinds: dict[tuple[bool, bool, int], list[nn.Parameter]] = {}
+        kinds: dict[tuple[dist.ProcessGroup, bool, int], list[nn.Parameter]] = {}
         for parameter, role in self.roles.items():
-            kinds.setdefault((role.expert, role.tied, self._copies(parameter, role)), []).append(parameter)
+            group = gradient_groups(role, self.mesh, self.job.sequence_parallel)[0]
+            kinds.setdefault((group, role.tied, self._copies(parameter, role)), []).append(parameter)
         shards, copies = [], []
-        for (expert, _, number), parameters in kinds.items():
+        for (group, _, number), parameters in kinds.items():
             for bucket in data.make_buckets(parameters, self.job.bucket_bytes):
-                group = self.mesh.ep_dp if expert else self.mesh.dp_cp
                 shards.append(zero.Shard(bucket, group, weight_decay=self.job.weight_decay))
                 copies.append(number)
         return shards, copies
@@ -190,12 +202,6 @@ class Trainer:
         if role.tied:
             on |= {0, self.schedule.num_stages - 1}
         return {rank for stage in on for rank in self.schedule.ranks_of(stage)}
-
-    def local(self, tokens: Tensor) -> Iterator[context.LocalTokens]:
-        """This rank's share of a global batch (batch, sequence + 1), micro-batch by micro-batch."""
-        m, dp = self.job.num_microbatches, self.job.layout.dp
-        for micro_batch in tokens.to(self.job.device).chunk(m):
-            yield context.local_tokens(micro_batch.chunk(dp)[self.mesh.coordinates.dp], self.mesh.cp)
 
     def template(self) -> Tensor:
         """A tensor like those that go from stage to stage."""
@@ -223,7 +229,7 @@ def step(trainer: Trainer, tokens: Tensor, lr: float | None = None) -> StepRepor
     others' (`zero.step1`). Returns the loss and the norm, equal on all ranks.
     """
     job, mesh = trainer.job, trainer.mesh
-    micro_batches = list(trainer.local(tokens))
+    micro_batches = local_batches(tokens.to(job.device), job.num_microbatches, mesh)
     loss = loss_mean([part.labels for part in micro_batches], mesh)
     inputs = [part.inputs for part in micro_batches]
     with phase("pipeline"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from fivefold import checkpoint, run, speed, text
 from fivefold.runtime.ledger import phase
 from fivefold.runtime.marks import forget
-from fivefold.train import Job, Trainer, batches, loss_mean, step
+from fivefold.train import Job, Trainer, batches, local_batches, loss_mean, step
 
 UNLIMITED = 365 * 24 * 3600.0  # seconds
 HELD_OUT_BATCHES = 2
@@ -95,7 +95,8 @@ def _held_out(job: Job) -> Iterator[Tensor]:
 
 
 def _loss(trainer: Trainer, tokens: Tensor) -> float:
-    parts = list(trainer.local(tokens))
+    job = trainer.job
+    parts = local_batches(tokens.to(job.device), job.num_microbatches, trainer.mesh)
     loss = loss_mean([part.labels for part in parts], trainer.mesh)
     outputs = [_forward(trainer, i, part.inputs) for i, part in enumerate(parts)]
     return trainer.total({i: loss(logits, i) for i, logits in enumerate(outputs) if logits is not None})

@@ -10,7 +10,18 @@ import torch.nn.functional as F
 from fivefold import mesh, run
 from fivefold.layout import Layout
 from fivefold.model import GPTConfig, Role
-from fivefold.train import SCHEDULES, Job, Trainer, batches, clip, gradient_groups, loss_mean, step, train
+from fivefold.train import (
+    SCHEDULES,
+    Job,
+    Trainer,
+    batches,
+    clip,
+    gradient_groups,
+    local_batches,
+    loss_mean,
+    step,
+    train,
+)
 
 MODEL = GPTConfig(layers=4, hidden=24, heads=6, kv_heads=3, ffn=12, experts=6, vocabulary=257, dtype=torch.float64)
 KINDS = {
@@ -143,7 +154,8 @@ def on_a_device_without_memory(fused, dtype):
 
     WatchedGroup._run = lambda *_: SimpleNamespace(wait=lambda: True)
     trainer = Trainer(Job(model=GPTConfig(moe_every=0, dtype=dtype), device="meta", fused_attention=fused))
-    micro_batches = list(trainer.local(torch.zeros(trainer.job.batch, trainer.job.sequence + 1, dtype=torch.long)))
+    tokens = torch.zeros(trainer.job.batch, trainer.job.sequence + 1, dtype=torch.long, device="meta")
+    micro_batches = local_batches(tokens, trainer.job.num_microbatches, trainer.mesh)
     loss = loss_mean([part.labels for part in micro_batches], trainer.mesh)
     inputs = [part.inputs for part in micro_batches]
     losses = run_schedule(trainer.schedule, trainer.stages, inputs, loss, trainer.mesh.pp, trainer.template())

@@ -6,6 +6,7 @@ the library's version from it. So whatever the library builds on top is built on
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import linecache
@@ -42,6 +43,22 @@ class Source:
         return module.__dict__[self.name]
 
 
+@dataclass(frozen=True)
+class Program:
+    """A part that travels as text, and is executed on each rank at the moment when it takes the library's place.
+
+    `library` names exercises that the text defines too, and that are the library's all the same.
+    """
+
+    source: Source
+    library: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        others = [exercise.rpartition(".") for exercise in self.library]
+        replace = {name: getattr(importlib.import_module(f"fivefold.{module}"), name) for module, _, name in others}
+        return self.source.load(replace)
+
+
 def remember(label: str, code: str) -> None:
     """Make the lines of `code` show in tracebacks under the file name `label`."""
     linecache.cache[label] = (len(code), None, code.splitlines(keepends=True), label)
@@ -59,7 +76,7 @@ def stub(exercise: str) -> Any:
 
 
 def install(parts: dict[str, Any]) -> None:
-    """Let `fivefold.<module>` be imported with `parts` (dotted id to object, or None for a stub) in place."""
+    """Let `fivefold.<module>` be imported with `parts` in place: dotted id to object, `Program`, or None for a stub."""
     by_module: dict[str, dict[str, Any]] = {}
     for exercise, part in parts.items():
         module, _, name = exercise.rpartition(".")
@@ -74,10 +91,21 @@ def _replace(module: types.ModuleType, parts: dict[str, Any]) -> None:
     """Set the parts in `module`, and wherever a module of the package took the library's version from."""
     for name, part in parts.items():
         original = getattr(module, name)
+        if isinstance(part, Program):
+            part = _with_attributes_of(original, part.load())
         for other in [m for key, m in sys.modules.items() if key.startswith("fivefold.")]:
             if vars(other).get(name) is original:
                 setattr(other, name, part)
         setattr(module, name, part)
+
+
+def _with_attributes_of(original: Any, part: Any) -> Any:
+    """What the library's class says of itself as plain data, such as `split`, a learner's class need not repeat."""
+    if isinstance(original, type) and isinstance(part, type):
+        for name, value in vars(original).items():
+            if not name.startswith("_") and isinstance(value, dict) and not hasattr(part, name):
+                setattr(part, name, value)
+    return part
 
 
 class _PartFinder(importlib.abc.MetaPathFinder):
