@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from fivefold import train_command
 from fivefold.runtime.errors import RunError
+
+SPEAKS_LAST = 10  # seconds for rank 0 to say what is wrong: torchrun ends all ranks when the first one ends
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("RANK", "0") == "0":  # under torchrun every rank has the same to say
             print(f"fivefold: {' '.join(str(error).split())}", file=sys.stderr)
+        else:
+            time.sleep(SPEAKS_LAST)
         return 2
     except RunError as error:
         print(f"fivefold: {error}", file=sys.stderr)

@@ -102,6 +102,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(arguments, says, capsys, monkeypa
     assert cli.main(["train", *arguments]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1 and error.startswith("fivefold: ")
+    monkeypatch.setattr(cli, "SPEAKS_LAST", 0)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert cli.main(["train", *arguments]) == 2
