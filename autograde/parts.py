@@ -24,7 +24,7 @@ from autograde.report import first_problem
 from autograde.trial import other_exercises
 
 
-@dataclass
+@dataclass(repr=False)
 class Parts:
     """Of each exercise, whether the learner's own solution is taken, or why it is not."""
 
@@ -41,6 +41,8 @@ class Parts:
             lines.append(f"{lesson}")
             lines += [f"  {'✓ yours' if own else '– the library’s'}  {name}{why}" for name, own, why in rows]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         cells = []

@@ -109,7 +109,7 @@ loss_mean = [
         exercise="train.loss_mean",
         name="ignored_ones_count",
         hint="This looks like: labels that are to be ignored count as tokens. Do they add to the loss?",
-        old="tokens = sum(((label != ignore_index).sum() for label in labels), torch.tensor(0, device=labels[0].device))",
+        old="tokens = sum((label != ignore_index).sum() for label in labels)",
         new="tokens = torch.tensor(sum(label.numel() for label in labels))",
     ),
     Misconception(
@@ -133,8 +133,8 @@ clip = [
     Misconception(
         exercise="train.clip",
         name="copies_count_each_time",
-        hint="This looks like: a gradient that several ranks hold counts once for each of them. Is the norm that of the "
-        "model?",
+        hint="This looks like: a gradient that several ranks hold counts once for each of them. Is that the norm of "
+        "the model?",
         old="return zero.clip_grad_norm([shard.gradient for shard in shards], max_norm, mesh.world, copies)",
         new="return zero.clip_grad_norm([shard.gradient for shard in shards], max_norm, mesh.world)",
     ),

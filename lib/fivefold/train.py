@@ -119,7 +119,7 @@ def loss_mean(labels: Sequence[Tensor], mesh: Mesh, ignore_index: int = -100) ->
     scalar, the sum of its tokens' losses divided by the number of tokens in the step, those of every micro-batch on
     every rank of `mesh.dp_cp`. One all-reduce of one number, here; `loss` itself has those of `vocab_cross_entropy`.
     """
-    tokens = sum(((label != ignore_index).sum() for label in labels), torch.tensor(0, device=labels[0].device))
+    tokens = sum((label != ignore_index).sum() for label in labels)
     dist.all_reduce(tokens, group=mesh.dp_cp)
 
     def loss(logits: Tensor, i: int) -> Tensor:

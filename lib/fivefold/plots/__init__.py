@@ -4,6 +4,7 @@
     traffic(ledger)                               bytes from every rank to every other
     traffic_by_axis(ledger, formulas)             bytes by operation and group, beside the formula
     memory(ledger)                                bytes saved for backward, as the program goes on
+    layouts(ledgers, cluster)                     layouts side by side: memory, bytes by axis, time
     activation_memory(t, layer, tokens, …)        what a rank keeps of a layer, by number of ranks
     column_row_pair(t, tokens, h, cluster)        two matrices over t ranks: what each holds, what travels, how long
     work_cube(layout, rank)                       sequences x tokens x layers in blocks, and the servers under them
@@ -16,6 +17,7 @@ from fivefold.plots.activations import activation_memory
 from fivefold.plots.cube import work_cube
 from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
+from fivefold.plots.layouts import layouts
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
 from fivefold.plots.ring import ring_all_reduce
@@ -26,6 +28,7 @@ __all__ = [
     "activation_memory",
     "axis_colour",
     "column_row_pair",
+    "layouts",
     "memory",
     "ring_all_reduce",
     "timeline",

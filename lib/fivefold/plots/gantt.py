@@ -22,6 +22,7 @@ from fivefold.plots.style import (
     axis_stripes,
     duration,
     joined,
+    key_lines,
     round_length,
 )
 from fivefold.runtime.timeline import Span, Timeline
@@ -42,14 +43,16 @@ def timeline(timeline: Timeline, title: str = "", ranks: Sequence[int] | None = 
     if not spans or timeline.makespan <= 0:
         raise ValueError("nothing in this timeline takes any time: measure the run, or give unit costs")
     row = min(0.42, 11.0 / len(shown))
-    sheet = Sheet(title or _title(timeline), width, row * len(shown) + 0.3, left=0.75, right=0.95, bottom=0.42)
+    key = _key(spans)
+    bottom = 0.22 + 0.2 * key_lines(key, width)
+    sheet = Sheet(title or _title(timeline), width, row * len(shown) + 0.3, left=0.75, right=0.95, bottom=bottom)
     points_a_second = sheet.points / timeline.makespan
     _rows(sheet.axes, timeline, shown)
     has_links = any(span.lane == "link" for span in spans)
     for place, rank in enumerate(shown):
         _draw_row(sheet.axes, place, [s for s in spans if s.rank == rank], has_links, points_a_second, row * 72)
     _scale_bar(sheet.axes, timeline, len(shown))
-    sheet.key(_key(spans))
+    sheet.key(key)
     return Figure(sheet.figure, _alt(timeline, shown))
 
 

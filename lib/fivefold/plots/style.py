@@ -81,11 +81,22 @@ class Sheet:
         self.points = (width - left - right) * 72  # width of the axes in points
 
     def key(self, handles: list) -> None:
-        """Names of what is drawn, in one line under it."""
+        """Names of what is drawn, under it: in one line, or in as many as `key_lines` says."""
         width, height = self.figure.get_size_inches()
+        columns = max(1, -(-len(handles) // key_lines(handles, width)))
         place = {"loc": "lower left", "bbox_to_anchor": (0.06 / width, 0.02 / height), "frameon": False}
         look = {"handlelength": 1.3, "handleheight": 0.9, "columnspacing": 1.4, "fontsize": 8.5}
-        self.figure.legend(handles=handles, ncols=max(1, len(handles)), **place, **look)
+        self.figure.legend(handles=handles, ncols=columns, **place, **look)
+
+
+def key_lines(handles: list, width: float) -> int:
+    """How many lines a key needs in a figure of `width` inches, about: it is filled column by column."""
+    inches = [0.5 + 0.07 * len(handle.get_label()) for handle in handles]
+    for lines in range(1, len(inches) + 1):
+        columns = [max(inches[start : start + lines]) for start in range(0, len(inches), lines)]
+        if sum(columns) <= width - 0.2:
+            return lines
+    return max(1, len(inches))
 
 
 def axis_colour(group: str) -> str:

@@ -3,6 +3,7 @@
     activation_memory()          what a rank keeps of a layer, by number of ranks, and the price of keeping less
     column_row_pair()            two matrices over t ranks: what a rank holds, what travels, how long it takes
     work_cube()                  the work cube in blocks, and the servers under them, by the five degrees
+    replayed(ledger)             the timeline of a measured run on other GPUs and servers
     ring_all_reduce()            a ring, step by step: which sums each rank holds of each piece
 
 The picture stands in the notebook by itself, so that it is there without a running kernel too.
@@ -11,6 +12,13 @@ The picture stands in the notebook by itself, so that it is there without a runn
 from fivefold.widgets.activations import activation_memory
 from fivefold.widgets.cube import work_cube
 from fivefold.widgets.pair import column_row_pair
+from fivefold.widgets.replayed import replayed
 from fivefold.widgets.ring import ring_all_reduce
 
-__all__ = ["activation_memory", "column_row_pair", "ring_all_reduce", "work_cube"]
+__all__ = [
+    "activation_memory",
+    "column_row_pair",
+    "replayed",
+    "ring_all_reduce",
+    "work_cube",
+]
