@@ -327,9 +327,11 @@ fewer = {name: runs[layout] if layout in runs else measured(layout) for name, la
 plots.layouts({"all five": runs[every]} | fewer, cluster("h100"), widen=wide, title="All five axes, and one less")
 
 # %% [markdown]
-# Read it by columns. *Memory*: without PP or TP a rank keeps twice the weights; without DP or CP the same weights and
-# twice what waits for backward. *Traffic*: each axis's colour is gone in its row, and the others grow, since there are
-# half as many ranks for the same work. *Time*: the first four rows have 8 GPUs where all five have 16.
+# Read it by columns. *Memory*: without PP or TP a rank keeps nearly twice the weights; without DP or CP it keeps twice
+# what waits for backward, and EP can be 2 only. *Traffic*: each axis's colour is gone in its row, and the others grow,
+# since there are half as many ranks for the same work. *Time*: rows two to five have 8 GPUs where the others have 16.
+# And eight are faster here: with 1,024 tokens a step, this model is too small for sixteen. Which layout is right for
+# which model was lesson 10's question.
 #
 # **The bytes, against the formulas.** What a rank of the first stage sends in these two steps, all five axes on, and
 # what `cost` says. (For the experts the formula takes tokens that are spread evenly; a router spreads them as it
