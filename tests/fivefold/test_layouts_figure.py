@@ -1,4 +1,4 @@
-"""Layouts side by side: every bar is what the ledger and the replay say, and a run that was not measured is an error."""
+"""Layouts side by side: every bar is what ledger and replay say; a run that was not measured is an error."""
 
 from __future__ import annotations
 
