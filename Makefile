@@ -26,11 +26,13 @@ $(READY): requirements.lock pyproject.toml
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@# JupyterLab asks at its first start whether it may fetch news: nothing that a learner came for.
+	@$(BIN)/jupyter labextension disable --level=sys_prefix @jupyterlab/apputils-extension:announcements >/dev/null 2>&1
 	@touch $(READY)
 
 learn: setup
 	$(BIN)/fivefold doctor
-	$(BIN)/jupyter lab --LabApp.news_url=None $(if $(filter 0,$(shell id -u)),--allow-root) \
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
 	  $(LAB_FLAGS) $(firstword $(wildcard notebooks/index.ipynb) $(sort $(wildcard notebooks/*.ipynb)))
 
 test: setup
