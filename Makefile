@@ -1,4 +1,4 @@
-# make setup · make learn · make test · make grade · make build · make sweep
+# make setup · make learn · make test · make grade · make build · make browser · make sweep
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ NOTEBOOKS ?= $(sort $(wildcard solutions/*.ipynb))
 REPORT ?= build/report
 
 .DEFAULT_GOAL := help
-.PHONY: help setup learn test grade build sweep clean
+.PHONY: help setup learn test grade build browser sweep clean
 
 help:
 	@echo "make setup   create $(VENV) with everything the course needs"
@@ -15,6 +15,7 @@ help:
 	@echo "make test    run every test that needs no GPU"
 	@echo "make grade   grade the whole course with the reference solutions; report in $(REPORT)"
 	@echo "make build   build notebooks/ and solutions/ from lessons/"
+	@echo "make browser work through every lesson in JupyterLab, in a real browser"
 	@echo "make sweep   train on every layout of 8 ranks and many of 16, compare with one process (20 minutes)"
 	@echo "make clean   remove what the commands above made, but not $(VENV)"
 
@@ -38,7 +39,7 @@ learn: setup
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not gpu and not every_lesson" $(PYTEST_FLAGS)
 
 grade: setup
 	mkdir -p $(REPORT)
@@ -47,6 +48,9 @@ grade: setup
 
 build: setup
 	$(BIN)/autograde build
+
+browser: setup
+	$(BIN)/python -m pytest tests/browser $(PYTEST_FLAGS)
 
 sweep: setup
 	$(BIN)/python bench/sweep.py --json bench/results/sweep.json
