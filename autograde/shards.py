@@ -7,7 +7,8 @@ scaled goes unseen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,8 +115,16 @@ def shards_of(case: Shares, group: dist.ProcessGroup) -> list[Shard]:
     ]
 
 
-def held_now() -> dict[str, int]:
-    """Peaks of the bytes of parameters, gradients and optimizer state that this rank has held so far."""
-    now.meter.flush()
-    memory = now.meter.memory
-    return {name: getattr(memory, name) for name in ("parameters", "gradients", "optimizer")}
+@contextmanager
+def measured() -> Iterator[dict[str, int]]:
+    """Measure what runs inside; afterwards the dict has the peaks of what this rank held, in bytes.
+
+    Only what needs it is measured: other cases of the same check can then share a run.
+    """
+    from fivefold.runtime.meter import Meter  # loads much that a case without it can do without
+
+    recorder, held = now.recorder, dict[str, int]()
+    with Meter(recorder) as meter:
+        yield held
+    now.recorder = recorder
+    held |= {name: getattr(meter.memory, name) for name in ("parameters", "gradients", "optimizer")}

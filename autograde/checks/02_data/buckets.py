@@ -120,7 +120,8 @@ class MakeBuckets(Check):
                 return Finding("kind", False, f"parameter {i} needs no gradient, and is in a bucket")
         twice = [i for i in set(case.repeated) if flat.count(i) > 1]
         if twice:
-            return Finding("kind", False, f"parameter {twice[0]} comes twice, and is {flat.count(twice[0])} times there")
+            times = flat.count(twice[0])
+            return Finding("kind", False, f"parameter {twice[0]} is shared, and stands in {times} places")
         if flat != wanted:
             return Finding("kind", False, f"parameters {flat}, expected {wanted}", "each where it comes first")
         turns = sum(a != b for a, b in zip(*([i in case.wide for i in wanted][k:] for k in (0, 1)), strict=False))
@@ -203,7 +204,8 @@ class StartInOrder(Check):
 
         def start(i: int) -> None:
             log.append(f"start {i}")
-            taken[i] = [None if layers[k].weight.grad is None else layers[k].weight.grad.clone() for k in case.buckets[i]]
+            grads = [layers[k].weight.grad for k in case.buckets[i]]
+            taken[i] = [None if grad is None else grad.clone() for grad in grads]
 
         finish = solution([[layers[k].weight for k in bucket] for bucket in case.buckets], start)
         case.forward(layers).backward()
@@ -223,7 +225,8 @@ class StartInOrder(Check):
         seen = f"started in the order {in_words(order) if order else 'none'}, expected {in_words(every)}"
         look = "Other ranks may get theirs ready in another order. What do all ranks agree on?"
         right = first == sorted(first)
-        yield Finding("order", right, "0, 1, 2, … whatever is ready first" if right else seen, look="" if right else look)
+        seen, look = ("0, 1, 2, … whatever is ready first", "") if right else (seen, look)
+        yield Finding("order", right, seen, look=look)
         yield self._early(case, log[:end], wanted, outcomes[0]["taken"])
         missing = [i for i in every if order.count(i) != 1]
         seen = f"bucket {missing[0]} is started {numbered(order.count(missing[0]), 'time')}" if missing else ""
@@ -275,7 +278,8 @@ class Bucket(Case):
     dtype: str = "float64"
 
     def __str__(self) -> str:
-        return f"{numbered(len(self.shapes), 'parameter')}, {len(self.without)} without a gradient, padding {self.padding}"
+        number, missing = numbered(len(self.shapes), "parameter"), len(self.without)
+        return f"{number}, {missing} without a gradient, padding {self.padding}"
 
     def gradients(self, number: int) -> list[Tensor | None]:
         """Those of one backward, not all of them contiguous."""

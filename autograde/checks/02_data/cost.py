@@ -110,7 +110,8 @@ class DataParallelLimits(Check):
             yield _number("sync", f"sync_over_compute with {words}", got[2], sync * n / (batch * seconds))
         refused = outcomes[0]["refused"]
         if refused != "ValueError":
-            yield Finding("batch", False, f"7 sequences for 8 ranks raise {refused or 'nothing'}, expected a ValueError")
+            seen = f"7 sequences for 8 ranks raise {refused or 'nothing'}, expected a ValueError"
+            yield Finding("batch", False, seen)
 
 
 def _refusal(solution: Any, stage: int) -> str:
@@ -126,4 +127,4 @@ def _refusal(solution: Any, stage: int) -> str:
 def _number(property: str, words: str, got: Any, wanted: float) -> Finding:
     """Compared as a float, whatever number it is."""
     plain = isinstance(got, int | float) and not isinstance(got, bool)
-    return compare(property, f"the result for {words}", [float(got) if plain else got], [float(wanted)])
+    return compare(property, f"the result for {words}", [float(got) if plain else got], [float(wanted)], "layers")

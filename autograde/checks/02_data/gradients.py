@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fivefold.runtime.ledger import Wait
 from torch import Tensor, nn
 
 from autograde.among import APART, FIVE, FOUR, UNEQUAL, Among
 from autograde.check import Check
-from autograde.compare import compare, compare_all
+from autograde.compare import compare_all
 from autograde.messages import entries_here
 from autograde.replicas import (
     NUMBER,
@@ -23,6 +24,7 @@ from autograde.replicas import (
     named,
     token_loss,
 )
+from autograde.shards import measured
 from autograde.training import group_of
 from autograde.verdict import Finding, numbered
 
@@ -30,12 +32,11 @@ from autograde.verdict import Finding, numbered
 class SyncGradients(Check):
     exercise = "data.sync_gradients"
     points = {"gradient": 3, "traffic": 1, "overlap": 2}
-    measure = True
 
     def cases(self, seed: int, level: str) -> list[Replicas]:
         """Odd sizes in unequal groups; ranks whose gradients come in unlike orders; one that is timed."""
         if level == "visible":
-            plans = [(UNEQUAL, "odd", 300, 7), (((0, 1, 2),), "reordered", 1, 4), (((0, 1, 2),), "deep", 8192, 0)]
+            plans = [(UNEQUAL, "odd", 300, 7), (UNEQUAL, "reordered", 1, 4), (FOUR, "deep", 8192, 0)]
         else:
             k = 1 + seed % 4
             plans = [(APART, "odd", 100 * k, 4 + k), (((0, 1),), "odd", 1e9, k), (((0, 1),), "deep", 8192, 0)]
@@ -55,10 +56,13 @@ class SyncGradients(Check):
         buckets = in_buckets(parameters, case.bucket_bytes)
         given = [list(bucket) for bucket in buckets]
         if case.kind == "deep":
-            finish = solution(buckets, group)
-            case.loss(model, rank).backward()
-            finish()
-            return {"once": named([p.grad for p in parameters])}
+            first = len(entries_here())
+            with measured():
+                finish = solution(buckets, group)
+                case.loss(model, rank).backward()
+                waits = sum(isinstance(entry, Wait) for entry in entries_here()[first:])
+                finish()
+            return {"once": named([p.grad for p in parameters]), "waits in backward": waits}
         finish = solution(buckets, group)
         case.loss(model, rank).backward()
         finish()
@@ -176,7 +180,7 @@ class Accumulate(Check):
 
     def judge(self, case: Texts, outcomes: list, ledger: Any) -> Iterator[Finding]:
         ranks = range(case.world_size)
-        steps = [_mean(case, case.peers(rank)) for rank in ranks], [_mean(case, case.peers(rank), 0.125) for rank in ranks]
+        steps = [[_mean(case, case.peers(rank), moved) for rank in ranks] for moved in (0.0, 0.125)]
         losses = [{"the loss": a[0], "the loss of a second step": b[0]} for a, b in zip(*steps, strict=True)]
         look = "Each token counts as much as any other, however many its micro-batch has."
         yield compare_all("loss", [o["loss"] for o in outcomes], losses, look=look)
@@ -204,8 +208,8 @@ class Accumulate(Check):
                 continue
             late = [c for c in ledger[rank].communications if c.bytes > small and not c.backward]
             if late:
-                number = numbered(len(late), "bucket")
-                yield Finding("overlap", False, f"{number} of rank {rank} start after backward", f"called at {late[0].line}")
+                seen = f"{numbered(len(late), 'bucket')} of rank {rank} start after backward"
+                yield Finding("overlap", False, seen, f"called at {late[0].line}")
                 return
         yield Finding("overlap", True, "buckets start in the last backward")
 

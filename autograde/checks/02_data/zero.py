@@ -13,7 +13,7 @@ from autograde.case import Case
 from autograde.check import Check
 from autograde.compare import compare_all
 from autograde.replicas import expect_sizes
-from autograde.shards import RATE, Shares, held_now, shards_of
+from autograde.shards import RATE, Shares, measured, shards_of
 from autograde.traffic import size_in_words
 from autograde.training import group_of
 from autograde.verdict import Finding
@@ -81,10 +81,12 @@ class Partition(Check):
         return Finding(name, True, f"{what} and others", error=0.0)
 
 
+PAIRS = ((0, 1), (2, 3))
+
+
 class Step1(Check):
     exercise = "zero.step1"
     points = {"weights": 2, "traffic": 1, "memory": 1, "stage 2": 1}
-    measure = True
 
     def cases(self, seed: int, level: str) -> list[Shares]:
         asked = ("weights", "traffic", "memory")
@@ -92,8 +94,8 @@ class Step1(Check):
             shapes = (((3, 5), (7,)), ((2,),), ((1, 4), (3,)))
             plans = [
                 (UNEQUAL, shapes, {"everyone": (1,), "without": ((0, 1),), "properties": asked}),
-                (((0, 1),), (((3, 3), (2,)),), {"dtype": "bfloat16", "properties": asked}),
-                (((0, 1, 2),), shapes, {"ready": (0, 1), "steps": 1, "properties": ("stage 2",)}),
+                (PAIRS, (((3, 3), (2,)),), {"dtype": "bfloat16", "properties": asked}),
+                (UNEQUAL, shapes, {"ready": (0, 1), "steps": 1, "properties": ("stage 2",)}),
             ]
         else:
             k = 1 + seed % 4
@@ -110,22 +112,24 @@ class Step1(Check):
     @staticmethod
     def program(solution: Any, case: Shares) -> dict:
         (group, _), rank = group_of(case.groups), dist.get_rank()
-        shards, found = shards_of(case, group), {}
-        for step in range(case.steps):
-            for i, shard in enumerate(shards):
-                if i in case.ready:
-                    shard.gradient = case.pieces(i, case.summed(i, rank, step), rank)
-                    continue
-                for p, grad in zip(shard.parameters, case.gradients(i, rank, step), strict=True):
-                    p.grad = grad
-            solution(shards, RATE)
-            for i, shard in enumerate(shards):
-                for k, p in enumerate(shard.parameters):
-                    found[f"parameter {k} of shard {i} after step {step}"] = p.detach().clone()
+        found: dict[str, Any] = {}
+        with measured() as held:
+            shards = shards_of(case, group)
+            for step in range(case.steps):
+                for i, shard in enumerate(shards):
+                    if i in case.ready:
+                        shard.gradient = case.pieces(i, case.summed(i, rank, step), rank)
+                        continue
+                    for p, grad in zip(shard.parameters, case.gradients(i, rank, step), strict=True):
+                        p.grad = grad
+                solution(shards, RATE)
+                for i, shard in enumerate(shards):
+                    for k, p in enumerate(shard.parameters):
+                        found[f"parameter {k} of shard {i} after step {step}"] = p.detach().clone()
         left = [f"parameter {k} of shard {i}" for i, shard in enumerate(shards)
                 for k, p in enumerate(shard.parameters) if p.grad is not None]  # fmt: skip
         left += [f"shard {i}" for i, shard in enumerate(shards) if shard.gradient is not None]
-        return {"weights": found, "left": left, "held": held_now()}
+        return {"weights": found, "left": left, "held": held}
 
     def judge(self, case: Shares, outcomes: list, ledger: Any) -> Iterator[Finding]:
         name = "stage 2" if case.ready else "weights"
@@ -176,7 +180,8 @@ class Step1(Check):
             kept = outcome["held"]["optimizer"]
             if kept > wanted:
                 seen = f"rank {rank} keeps {size_in_words(kept)} of optimizer state, expected {size_in_words(wanted)}"
-                return Finding("memory", False, seen, look="A rank updates its own pieces: it needs state for no others.")
+                look = "A rank updates its own pieces: it needs state for no others."
+                return Finding("memory", False, seen, look=look)
             if outcome["left"]:
                 return Finding("memory", False, f"after the step, {outcome['left'][0]} has a gradient on rank {rank}",
                                "expected None")  # fmt: skip

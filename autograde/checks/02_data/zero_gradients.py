@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fivefold.runtime.ledger import Wait
 from fivefold.zero import Shard
 from torch import Tensor
 
 from autograde.among import APART, FIVE, FOUR, UNEQUAL, Among
 from autograde.check import Check
 from autograde.compare import compare, compare_all
+from autograde.messages import entries_here
 from autograde.replicas import (
     DEEP,
     NUMBER,
@@ -23,7 +25,7 @@ from autograde.replicas import (
     expect_sizes,
     in_buckets,
 )
-from autograde.shards import held_now
+from autograde.shards import measured
 from autograde.traffic import size_in_words
 from autograde.training import group_of
 from autograde.verdict import Finding
@@ -32,12 +34,11 @@ from autograde.verdict import Finding
 class ReduceGradients(Check):
     exercise = "zero.reduce_gradients"
     points = {"gradient": 2, "traffic": 1, "overlap": 2, "memory": 1}
-    measure = True
 
     def cases(self, seed: int, level: str) -> list[Replicas]:
         """Odd sizes in unequal groups, two micro-batches; ranks whose gradients come in unlike orders; one timed."""
         if level == "visible":
-            plans = [(UNEQUAL, "odd", 300, 7), (((0, 1, 2),), "reordered", 1, 4), (((0, 1, 2),), "deep", 8192, 0)]
+            plans = [(UNEQUAL, "odd", 300, 7), (UNEQUAL, "reordered", 1, 4), (FOUR, "deep", 8192, 0)]
         else:
             k = 1 + seed % 4
             plans = [(APART, "odd", 100 * k, 3 + k), (FIVE, "odd", 1, k), (((0, 1, 2),), "deep", 8192, 0)]
@@ -60,21 +61,28 @@ class ReduceGradients(Check):
             for i, shard in enumerate(shards):
                 found[f"{words} of shard {i}"] = None if shard.gradient is None else shard.gradient.clone()
 
-        steps = (0,) if case.kind == "deep" else (0, 1)
-        for step in steps:
+        if case.kind == "deep":
+            first = len(entries_here())
+            with measured() as held:
+                finish = solution(shards)
+                case.loss(model, rank).backward()
+                waits = sum(isinstance(entry, Wait) for entry in entries_here()[first:])
+                finish()
+            note("the gradient")
+            return {"pieces": found, "held": held, "waits in backward": waits}
+        for step in (0, 1):
             finish = solution(shards)
             case.loss(model, rank, step).backward()
             finish()
         whole = [i for i, p in enumerate(model.parameters()) if p.grad is not None]
         note("the gradient")
-        if case.kind != "deep":
-            for shard in shards:
-                shard.gradient = None
-            case.loss(model, rank, 2).backward()  # this one is not watched; then its gradients are reduced
-            note("without a reduction, the gradient")
-            solution(shards)()
-            note("reduced afterwards, the gradient")
-        return {"pieces": found, "whole": whole, "held": held_now()}
+        for shard in shards:
+            shard.gradient = None
+        case.loss(model, rank, 2).backward()  # this one is not watched; then its gradients are reduced
+        note("without a reduction, the gradient")
+        solution(shards)()
+        note("reduced afterwards, the gradient")
+        return {"pieces": found, "whole": whole}
 
     def judge(self, case: Replicas, outcomes: list, ledger: Any) -> Iterator[Finding]:
         ranks = range(case.world_size)
@@ -195,7 +203,8 @@ class ClipGradNorm(Check):
         gradients = case.gradients(rank)
         max_norm = case.limit * case.norm(rank) or 1.0
         given = list(gradients)
-        norm = solution(gradients, max_norm, group, case.copies()) if case.paired else solution(gradients, max_norm, group)
+        copies = (case.copies(),) if case.paired else ()
+        norm = solution(gradients, max_norm, group, *copies)
         return {"norm": norm, "gradients": {f"gradient {i}": gradient for i, gradient in enumerate(given)}}
 
     def judge(self, case: Norms, outcomes: list, ledger: Any) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from autograde.among import APART, FIVE, Among
 from autograde.check import Check
 from autograde.compare import compare, compare_all
 from autograde.replicas import NUMBER
-from autograde.shards import held_now
+from autograde.shards import measured
 from autograde.traffic import Calls, expect, size_in_words
 from autograde.training import group_of
 from autograde.verdict import Finding
@@ -83,15 +83,46 @@ def gathered(shards: list[Shard]) -> list[int]:
     return [i for i, shard in enumerate(shards) if shard.full.untyped_storage().nbytes()]
 
 
+def _two_steps(solution: Any, case: Units) -> dict:
+    """Two steps, in which each rank changes its own pieces, and a forward without gradients."""
+    (group, _), rank, units, shards = group_of(case.groups), dist.get_rank(), case.modules(), []
+    for unit in units:
+        shards.append(Shard(list(unit.parameters()), group, stage=3))
+        solution(unit, shards[-1])
+    for unit in units:
+        unit.shards = shards
+    found, kept = {}, {"before forward": gathered(shards)}
+    for step in (0, 1):
+        x = case.x(rank, step)
+        for unit in units:
+            x = unit(x)
+        kept[f"after forward {step}"] = gathered(shards)
+        F.softplus(x).sum().backward()
+        kept[f"after backward {step}"] = gathered(shards)
+        found[f"the output of step {step}"] = x.detach().clone()
+        for i, unit in enumerate(units):
+            for k, p in enumerate(unit.parameters()):
+                found[f"gradient of parameter {k} of module {i}, step {step}"] = p.grad
+                p.grad = None
+        for shard in shards:
+            shard.piece += MOVED
+    with torch.no_grad():
+        x = case.x(rank, 2)
+        for unit in units:
+            x = unit(x)
+    kept["after a forward without gradients"] = gathered(shards)
+    found["the output without gradients"] = x.clone()
+    return {"found": found, "kept": kept, "during": [list(unit.seen) for unit in units]}
+
+
 class GatherParameters(Check):
     exercise = "zero.gather_parameters"
     points = {"output": 1, "gradient": 2, "traffic": 1, "memory": 2}
-    measure = True
 
     def cases(self, seed: int, level: str) -> list[Units]:
         value, k = ("output", "gradient"), 1 + seed % 3
         if level == "visible":
-            plans = [(((0, 1, 2),), (4, 7, 6), False), (((0, 1),), (3, 4), True)]
+            plans = [(((0, 1, 2),), (4, 7, 6), False), (((0, 1, 2),), (3, 4), True)]
         else:
             plans = [(APART, (5 + k, 4), False), (FIVE, (2, 3 + k), True)]
         return [
@@ -104,35 +135,9 @@ class GatherParameters(Check):
 
     @staticmethod
     def program(solution: Any, case: Units) -> dict:
-        (group, _), rank, units, shards = group_of(case.groups), dist.get_rank(), case.modules(), []
-        for unit in units:
-            shards.append(Shard(list(unit.parameters()), group, stage=3))
-            solution(unit, shards[-1])
-        for unit in units:
-            unit.shards = shards
-        found, kept = {}, {"before forward": gathered(shards)}
-        for step in (0, 1):
-            x = case.x(rank, step)
-            for unit in units:
-                x = unit(x)
-            kept[f"after forward {step}"] = gathered(shards)
-            F.softplus(x).sum().backward()
-            kept[f"after backward {step}"] = gathered(shards)
-            found[f"the output of step {step}"] = x.detach().clone()
-            for i, unit in enumerate(units):
-                for k, p in enumerate(unit.parameters()):
-                    found[f"gradient of parameter {k} of module {i}, step {step}"] = p.grad
-                    p.grad = None
-            for shard in shards:
-                shard.piece += MOVED  # a step: only this rank's pieces are new
-        held, during = held_now(), [list(unit.seen) for unit in units]
-        with torch.no_grad():
-            x = case.x(rank, 2)
-            for unit in units:
-                x = unit(x)
-        kept["after a forward without gradients"] = gathered(shards)
-        found["the output without gradients"] = x.clone()
-        return {"found": found, "kept": kept, "during": during, "held": held}
+        with measured() as held:
+            outcome = _two_steps(solution, case)
+        return outcome | {"held": held}
 
     def judge(self, case: Units, outcomes: list, ledger: Any) -> Iterator[Finding]:
         ranks, expected = range(case.world_size), []

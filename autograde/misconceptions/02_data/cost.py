@@ -19,8 +19,7 @@ ZERO_BYTES = [
     Misconception(
         exercise="cost.zero_bytes",
         name="adam_always",
-        hint="This looks like: the optimizer takes 12 bytes a parameter, whatever it is. "
-        "What is optimizer_bytes for?",
+        hint="This looks like: the optimizer takes 12 bytes a parameter, whatever it is. What is optimizer_bytes for?",
         old=STAGES,
         new="""
         optimizer_bytes = 12

@@ -16,8 +16,7 @@ SYNC_GRADIENTS = [
     Misconception(
         exercise="data.sync_gradients",
         name="waits_at_once",
-        hint="This looks like: each all-reduce is waited for where it starts. "
-        "What does backward do in the meantime?",
+        hint="This looks like: each all-reduce is waited for where it starts. What does backward do in the meantime?",
         old="started.append((flat, dist.all_reduce(flat, group=group, async_op=True)))",
         new="""
         work = dist.all_reduce(flat, group=group, async_op=True)
@@ -144,8 +143,8 @@ return totals[0] / totals[1]
         new="dist.all_reduce(totals, group=group)",
         also=(
             (
-                "    if number == len(micro_batches):\n        finish = sync_gradients(buckets, group)\n    loss.backward()",
-                "    loss.backward()",
+                "if number == len(micro_batches):\n    finish = sync_gradients(buckets, group)\nloss.backward()",
+                "loss.backward()",
             ),
         ),
     ),

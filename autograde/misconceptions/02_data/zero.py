@@ -133,7 +133,8 @@ STEP1 = [
                 if not hasattr(shard, "whole"):
                     options = {"betas": shard.betas, "eps": shard.eps, "weight_decay": shard.weight_decay}
                     shard.whole = torch.optim.AdamW(shard.parameters, **options)
-                whole = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in shard.parameters])
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in shard.parameters]
+                whole = torch.cat([grad.flatten() for grad in grads])
                 dist.all_reduce(whole, group=shard.group)
                 for p, grad in zip(shard.parameters, whole.split([p.numel() for p in shard.parameters])):
                     p.grad = grad.view_as(p)
@@ -271,9 +272,9 @@ GATHER_PARAMETERS = [
     ),
     Misconception(
         exercise="zero.gather_parameters",
-        name="all_before_any_runs",
-        hint="This looks like: what was gathered for forward is let go only when the next forward ends. "
-        "How many modules are whole at one time?",
+        name="not_released_after_forward",
+        hint="This looks like: what was gathered for forward is still there afterwards. "
+        "How many modules are whole when forward ends?",
         old="""
         def after_forward(module: nn.Module, inputs: tuple, output: Tensor) -> None:
             shard.release()
@@ -286,7 +287,7 @@ GATHER_PARAMETERS = [
     ),
     Misconception(
         exercise="zero.gather_parameters",
-        name="whole_world_counts",
+        name="gathered_a_third_time",
         hint="This looks like: forward gathers the pieces twice. The numbers are right. "
         "Three passes over the parameters were promised: which are they?",
         old="""
