@@ -8,7 +8,10 @@
     activation_memory(t, layer, tokens, …)        what a rank keeps of a layer, by number of ranks
     column_row_pair(t, tokens, h, cluster)        two matrices over t ranks: what each holds, what travels, how long
     work_cube(layout, rank)                       sequences x tokens x layers in blocks, and the servers under them
+    data_parallel_limits(ranks, states, …)        memory, batch and gradient sync, as ranks are added
+    kept_by_stage(measured, formula, title)       parameters, gradients and optimizer states held, beside a formula
     ring_all_reduce(n, step, numbers)             a ring, step by step: which sums each rank holds of each piece
+    zero_memory(parameters, ranks, stage, …)      what ZeRO leaves on a rank, by stage and by number of ranks
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
@@ -18,10 +21,12 @@ from fivefold.plots.cube import work_cube
 from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
 from fivefold.plots.layouts import layouts
+from fivefold.plots.limits import data_parallel_limits
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
 from fivefold.plots.ring import ring_all_reduce
 from fivefold.plots.style import Figure, axis_colour
+from fivefold.plots.zero import kept_by_stage, zero_memory
 
 __all__ = [
     "Figure",
@@ -29,6 +34,8 @@ __all__ = [
     "axis_colour",
     "column_row_pair",
     "layouts",
+    "data_parallel_limits",
+    "kept_by_stage",
     "memory",
     "ring_all_reduce",
     "timeline",
@@ -36,4 +43,5 @@ __all__ = [
     "traffic",
     "traffic_by_axis",
     "work_cube",
+    "zero_memory",
 ]

@@ -5,6 +5,7 @@
     work_cube()                  the work cube in blocks, and the servers under them, by the five degrees
     replayed(ledger)             the timeline of a measured run on other GPUs and servers
     ring_all_reduce()            a ring, step by step: which sums each rank holds of each piece
+    zero_memory()                what ZeRO leaves on a rank, by stage and by number of ranks
 
 The picture stands in the notebook by itself, so that it is there without a running kernel too.
 """
@@ -14,6 +15,7 @@ from fivefold.widgets.cube import work_cube
 from fivefold.widgets.pair import column_row_pair
 from fivefold.widgets.replayed import replayed
 from fivefold.widgets.ring import ring_all_reduce
+from fivefold.widgets.zero import zero_memory
 
 __all__ = [
     "activation_memory",
@@ -22,3 +24,4 @@ __all__ = [
     "ring_all_reduce",
     "work_cube",
 ]
+__all__ = ["activation_memory", "column_row_pair", "ring_all_reduce", "zero_memory"]
