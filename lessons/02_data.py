@@ -271,8 +271,8 @@ def overlapped(dtype: torch.dtype = torch.bfloat16) -> None:
 
 
 early = timed(run(overlapped, world_size, measure=True).ledger)
-share, faster = early.share("exposed"), late.makespan / early.makespan
-title = f"Started in backward: they stand still for {share:.0%}, and the step is {faster:.2f} times as fast"
+share, faster = early.exposed(0) / early.makespan, late.makespan / early.makespan
+title = f"Started in backward: rank 0 stands still for {share:.0%}, and the step is {faster:.2f} times as fast"
 plots.timeline(early, title=title)
 
 # %% [markdown]
@@ -611,7 +611,9 @@ for stage, ledger in ledgers.items():
     assert 0 <= sent / formula - 1 < 0.01
 
 # %%
-pass_bytes = 2 * psi * (world_size - 1) / world_size
+sizes = [sum(p.numel() for p in module.parameters()) for module in make_model()]
+padded = sum(world_size * -(-size // world_size) for size in sizes)  # each module is a shard
+pass_bytes = 2 * padded * (world_size - 1) / world_size
 formulas = {
     ("all_gather", "dp"): (2 * pass_bytes, "2 · (n−1)/n · Ψ · 2"),
     ("reduce_scatter", "dp"): (pass_bytes, "(n−1)/n · Ψ · 2"),
@@ -677,7 +679,8 @@ for n, state, limit in zip(ranks, states, limits, strict=True):
     print(f"{n:5} {kept} {limit.smallest_batch:16} {limit.sync_over_compute:21.2f}")
 over = next(n for n, limit in zip(ranks, limits, strict=True) if limit.sync_over_compute > 1)
 columns = zip(*limits, strict=True)
-title = f"ZeRO takes the states away; activations stay, the batch ends at 512 ranks, and from {over} on sync is longer"
+title = "ZeRO takes the states away. Activations stay, the batch ends at 512 ranks, and "
+title += f"from {over} ranks on the sync takes longer than the work"
 plots.data_parallel_limits(ranks, states, *columns, sequences_a_step, 80e9, title)
 
 # %% [markdown]

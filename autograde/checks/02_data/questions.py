@@ -14,12 +14,12 @@ questions = [
         tolerance=0.005,
         why="15 GB of gradients, in an all-reduce that makes each rank send 2 · 63/64 of them",
         mistakes={
-            14.77: "that is once round the ring; an all-reduce goes round twice: it sums, and then it hands out the sums",
+            14.77: "that is once round the ring; an all-reduce goes round twice, to sum and to hand out the sums",
             15: "that is the size of the gradients; an all-reduce makes each rank send 2(n−1)/n of it",
             30: "nearly: a rank does not send the piece that it ends up with. 2(n−1)/n · M, not 2M",
             59.06: "that is with 4 bytes a number; bf16 has 2",
             44.3: "that is stage 3, which gathers the parameters twice; plain data parallelism moves 2Ψ",
-            7.38: "you took one byte for each number, and one round; bf16 has 2 bytes, and an all-reduce goes round twice",
+            7.38: "that is one byte a number, once round the ring; bf16 has 2, and an all-reduce goes round twice",
             27.5: "that is in GiB, of 2³⁰ bytes; 1 GB is 10⁹ bytes",
         },
     ),
@@ -40,8 +40,8 @@ questions = [
     ),
     Question(
         id="02.fits",
-        text="The states of a **70 billion** parameter model, in mixed-precision Adam (K = 12), are to fit into GPUs of "
-        "**80 GB**. How many ranks does **stage 3** need at least? (Activations are not counted.)",
+        text="The states of a **70 billion** parameter model, in mixed-precision Adam (K = 12), are to fit into "
+        "GPUs of **80 GB**. How many ranks does **stage 3** need at least? (Activations are not counted.)",
         answer=14,
         tolerance=1e-3,
         unit="ranks",
@@ -83,12 +83,12 @@ questions = [
     ),
     Question(
         id="02.floor",
-        text="Stage 3 over 1,024 ranks leaves 0.12 GB of states of a 7.5B model on each. Which of these still does not "
-        "fit onto a rank for that reason alone: what does *no* stage of ZeRO make smaller?",
+        text="Stage 3 over 1,024 ranks leaves 0.12 GB of states of a 7.5B model on each. What does *no* stage of "
+        "ZeRO make smaller?",
         answer="d",
         choices={
-            "a": ("The float32 copy of the parameters.", "that is part of the optimizer's K bytes: split from stage 1 on"),
-            "b": ("The gradients, while backward goes on.", "from stage 2 on a rank keeps its pieces, and a bucket or two"),
+            "a": ("The float32 copy of the parameters.", "that is among the K bytes: split from stage 1 on"),
+            "b": ("The gradients, while backward goes on.", "from stage 2 on: its pieces, and a bucket or two"),
             "c": ("The parameters of all layers.", "stage 3 gathers one module at a time"),
             "d": (
                 "The activations of the rank's own sequences.",

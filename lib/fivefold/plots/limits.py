@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
@@ -30,7 +31,8 @@ def data_parallel_limits(
     if len({len(ranks), len(states), len(activations), len(smallest_batch), len(sync_over_compute)}) != 1:
         raise ValueError("the limits are of unlike lengths: give one value for each number of ranks")
     figure = matplotlib.figure.Figure((WIDTH, TALL))
-    figure.text(0.013, 0.97, title, ha="left", va="top", fontweight="bold", fontsize=10.5)
+    lines = "\n".join(textwrap.wrap(title, 100))
+    figure.text(0.013, 0.97, lines, ha="left", va="top", fontweight="bold", fontsize=10.5)
     left, middle, right = (figure.add_axes([x, 0.2, 0.2, 0.52]) for x in (0.085, 0.405, 0.725))
     _panel(left, ranks, {"states": states, "activations": activations}, "1  bytes on a rank", size)
     _line(left, gpu_bytes, f"GPU {size(gpu_bytes)}", ranks, right=True)
@@ -54,6 +56,7 @@ def _panel(axes: Axes, ranks: Sequence[int], curves: Mapping[str, Sequence], hea
             place = {"xytext": (7, 2), "ha": "left"} if first else {"xytext": (0, -12), "ha": "right"}
             end = 0 if first else -1
             axes.annotate(name, (ranks[end], values[end]), textcoords="offset points", fontsize=8.5, **place)
+    axes.set_xlim(0.75 * ranks[0], 1.35 * ranks[-1])
     ticks = [n for n in ranks if n in (ranks[0], ranks[-1]) or n in (8, 64)]
     axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -62,9 +65,7 @@ def _panel(axes: Axes, ranks: Sequence[int], curves: Mapping[str, Sequence], hea
     axes.minorticks_off()
 
 
-def _line(
-    axes: Axes, value: float, words: str, ranks: Sequence[int], right: bool = False, below: bool = True
-) -> None:
+def _line(axes: Axes, value: float, words: str, ranks: Sequence[int], right: bool = False, below: bool = True) -> None:
     axes.axhline(value, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
     place = {"textcoords": "offset points", "xytext": (0, 3 if below else -11), "fontsize": 8.5, "color": SOFT}
     axes.annotate(words, (ranks[-1 if right else 0], value), ha="right" if right else "left", **place)
@@ -75,8 +76,8 @@ def _alt(
     sync: Sequence[float], batch: int, gpu: float,
 ) -> str:  # fmt: skip
     rows = [
-        f"{n:,} ranks: states {size(states[i])}, activations {size(activations[i])}, {smallest[i]:,} sequences, sync "
-        f"{sync[i]:.2g} of computing"
+        f"{n:,} rank{'s' * (n > 1)}: states {size(states[i])}, activations {size(activations[i])}, "
+        f"{smallest[i]:,} sequences, sync {sync[i]:.2g} of computing"
         for i, n in enumerate(ranks)
     ]
     return f"Three panels over the number of ranks. {'; '.join(rows)}. A GPU has {size(gpu)}, the batch {batch:,}."

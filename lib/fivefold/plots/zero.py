@@ -25,9 +25,7 @@ STYLES = {
 def kept_states(parameters: float, ranks: int, stage: int, optimizer_bytes: float = 12) -> dict[str, float]:
     """Bytes on a rank of parameters, gradients and optimizer states, which together are `cost.zero_bytes`."""
     shares = {"parameters": (2, 3), "gradients": (2, 2), "optimizer": (optimizer_bytes, 1)}
-    return {
-        name: each * parameters / (ranks if stage >= first else 1) for name, (each, first) in shares.items()
-    }
+    return {name: each * parameters / (ranks if stage >= first else 1) for name, (each, first) in shares.items()}
 
 
 @matplotlib.rc_context(RC)
@@ -38,8 +36,8 @@ def zero_memory(
     """Draw what a rank keeps of the states of `parameters` parameters (Ψ): parameters, gradients, optimizer states.
 
     On the left the four stages on `ranks` ranks, on the right `stage` on each of `degrees` ranks; a line stands where
-    a GPU of `gpu_bytes` is full. Under them the elements that a rank sends in a step. Raises ValueError for a stage that
-    there is not, and where ranks is not one of the degrees (ZeRO, Rajbhandari et al. 2020, figure 1 and table 1).
+    a GPU of `gpu_bytes` is full. Under them what a rank sends in a step. Raises ValueError for a stage that there is
+    not, and where ranks is not one of the degrees (ZeRO, Rajbhandari et al. 2020, figure 1 and table 1).
     """
     if stage not in STAGES:
         raise ValueError(f"ZeRO has no stage {stage}: choose 0, 1, 2 or 3")
@@ -95,8 +93,8 @@ def kept_by_stage(measured: Mapping[str, Mapping[str, float]], formula: Mapping[
 
 def size(amount: float) -> str:
     """Bytes with three digits, as in the paper's table: "31.4 GB"."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if amount >= 0.1 * scale and (unit != "TB" or amount >= scale):
+    for unit, scale, least in (("TB", 1e12, 1e12), ("GB", 1e9, 1e8), ("MB", 1e6, 1e6)):
+        if amount >= least:
             return f"{amount / scale:.3g} {unit}"
     return f"{amount / 1e3:.3g} kB"
 

@@ -18,8 +18,10 @@ def zero_memory(ranks: int = 64) -> None:
     def draw(stage: str, ranks: int, parameters: float, optimizer_bytes: float, gpu_bytes: float) -> plots.Figure:
         return plots.zero_memory(parameters, ranks, STAGES[stage], optimizer_bytes, gpu_bytes, DEGREES)
 
+    stages = switch("", list(STAGES))
+    stages.value = "stage 2"
     controls = {
-        "stage": switch("", list(STAGES)),
+        "stage": stages,
         "ranks": choice("ranks N", DEGREES, ranks),
         "parameters": choice("model Ψ", MODELS, MODELS["7.5B"]),
         "optimizer_bytes": choice("optimizer K", OPTIMIZERS, 12.0),
