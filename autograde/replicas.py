@@ -18,6 +18,7 @@ from fivefold.runtime.replay import replay
 from torch import Tensor, nn
 
 from autograde.among import Among
+from autograde.messages import unwaited
 from autograde.traffic import NOUNS, size_in_words
 from autograde.verdict import Finding, in_words, numbered
 
@@ -141,6 +142,16 @@ def expect_sizes(
     numbers = {op: sum(o == op for o, _ in first) for op, _ in first}
     words = in_words([numbered(number, NOUNS.get(op, op)) for op, number in numbers.items()])
     return Finding(property, True, words, f"{size_in_words(sum(c.sent for c in ledger[0].communications))} a rank")
+
+
+def expect_waits(property: str, ledger: Ledger) -> list[Finding]:
+    """A finding that fails for the first rank that leaves something under way; none where all have waited."""
+    for own in ledger.ranks:
+        number = unwaited(own.entries)
+        if number:
+            seen = f"rank {own.rank} starts {numbered(number, 'operation')} that it never waits for"
+            return [Finding(property, False, seen, look="What stands in a tensor before its sum has arrived?")]
+    return []
 
 
 def even_cluster(op: str, n: int) -> Cluster:

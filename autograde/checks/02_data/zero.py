@@ -12,7 +12,7 @@ from autograde.among import APART, FIVE, UNEQUAL, Among
 from autograde.case import Case
 from autograde.check import Check
 from autograde.compare import compare_all
-from autograde.replicas import expect_sizes
+from autograde.replicas import expect_sizes, expect_waits
 from autograde.shards import RATE, Shares, measured, shards_of
 from autograde.traffic import size_in_words
 from autograde.training import group_of
@@ -53,7 +53,7 @@ class Partition(Check):
         found = {}
         for size, ranks in case.cuts:
             pieces = list(solution(size, ranks))
-            plain = [[p.start, p.stop, p.step] if type(p) is range else type(p).__name__ for p in pieces]
+            plain = [[p.start, p.stop, p.step] if type(p) is range else [type(p).__name__] for p in pieces]
             found[f"{size} {ranks}"] = plain
         return found
 
@@ -69,8 +69,8 @@ class Partition(Check):
             return Finding(name, False, f"{what}: {len(pieces)} pieces, expected {ranks}")
         length = -(-size // ranks)
         for r, piece in enumerate(pieces):
-            if isinstance(piece, str):
-                return Finding(name, False, f"{what}: piece {r} is a {piece}, expected a range")
+            if len(piece) == 1:
+                return Finding(name, False, f"{what}: piece {r} is a {piece[0]}, expected a range")
             got = range(*piece)
             wanted = range(min(r * length, size), min((r + 1) * length, size))
             if got != wanted:
@@ -145,6 +145,7 @@ class Step1(Check):
         ]
         look = "Which sums is a piece updated with, and when do the others learn of the new piece?"
         yield compare_all(name, [o["weights"] for o in outcomes], expected, "layers", look)
+        yield from expect_waits(name, ledger)
         bytes_ = 8 if case.dtype == "float64" else 2
         yield self._traffic(case, ledger, bytes_, name)
         if name == "weights":

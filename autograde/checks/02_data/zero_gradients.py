@@ -23,6 +23,7 @@ from autograde.replicas import (
     Replicas,
     expect_overlap,
     expect_sizes,
+    expect_waits,
     in_buckets,
 )
 from autograde.shards import measured
@@ -41,7 +42,7 @@ class ReduceGradients(Check):
             plans = [(UNEQUAL, "odd", 300, 7), (UNEQUAL, "reordered", 1, 4), (FOUR, "deep", 8192, 0)]
         else:
             k = 1 + seed % 4
-            plans = [(APART, "odd", 100 * k, 3 + k), (FIVE, "odd", 1, k), (((0, 1, 2),), "deep", 8192, 0)]
+            plans = [(APART, "odd", 100 * k, 3 + k), (FIVE, "odd", 1, k), (FIVE, "deep", 8192, 0)]
         names = {"odd": ("gradient", "traffic"), "reordered": ("gradient",), "deep": ("overlap", "memory")}
         return [
             Replicas(
@@ -100,6 +101,7 @@ class ReduceGradients(Check):
             expected[rank] |= _pieces(case, rank, (2,), "reduced afterwards, the gradient")
         look = "Sums over the ranks, added up over two micro-batches, zeros where there is padding."
         yield compare_all("gradient", [o["pieces"] for o in outcomes], expected, look=look)
+        yield from expect_waits("gradient", ledger)
         left = next(((rank, o["whole"][0]) for rank, o in enumerate(outcomes) if o["whole"]), None)
         if left:
             yield Finding("gradient", False, f"parameter {left[1]} still has its gradient on rank {left[0]}")
@@ -190,7 +192,7 @@ class ClipGradNorm(Check):
                 (APART, ((k, 4), (0, 3, 2 * k)), 0.125, False),
                 (FIVE, ((0, 0, 0, 0, k),), 0.5, False),
                 (FOUR, ((k, 1, 0, 3),), 0.3, True),
-                (((0, 1),), ((0, 0),), 1.0, False),
+                (FOUR, ((0, 0, 0, 0),), 1.0, False),
             ]
         return [
             Norms(world_size=sum(map(len, groups)), groups=groups, own=own, limit=limit, paired=paired, seed=seed + i)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from autograde.among import APART, FIVE, Among
 from autograde.check import Check
 from autograde.compare import compare, compare_all
-from autograde.replicas import NUMBER
+from autograde.replicas import NUMBER, expect_waits
 from autograde.shards import measured
 from autograde.traffic import Calls, expect, size_in_words
 from autograde.training import group_of
@@ -160,6 +160,7 @@ class GatherParameters(Check):
                 if not found.passed:
                     break
             yield found if not found.passed else compare_all(name, got, wanted, "layers")
+        yield from expect_waits("output", ledger)
         if case.unused:
             return
         lengths = [[-(-size // len(case.peers(rank))) for rank in ranks] for size in case.sizes()]
