@@ -323,7 +323,7 @@ check("zero.partition", partition)
 # | --- | --- |
 # | `parameters`, `group` | the bucket, and the ranks that share it |
 # | `full` (n·length) | the bucket's values and the padding; the parameters are views of it |
-# | `piece` (length) | this rank's piece of `full` |
+# | `length`, `piece` (length) | the elements of a piece, with padding; this rank's piece of `full` |
 # | `gradient` (length), or None | the sum over ranks of the piece's gradient |
 # | `take_gradients()` | moves all of the bucket's gradients into one tensor (n·length) |
 # | `add_gradient(piece)` | adds to `gradient` |
@@ -347,7 +347,7 @@ for rank, words in enumerate(run(show_shards, world_size).results):
 #
 # Backward has run; each rank has its own gradients in `p.grad`. Now the step, for every shard:
 #
-# - take the gradients; **reduce-scatter** them, which leaves each rank the sum of its piece; `add_gradient`; `update`;
+# - Take the gradients; **reduce-scatter** them, which leaves each rank the sum of its piece; `add_gradient`; `update`;
 #   **all-gather** the new pieces into `shard.full`. Use `reduce_scatter_single(out, x, group=…)` and
 #   `all_gather_single(out, x, group=…)`, over `shard.group`.
 # - A shard whose gradient is there already (not None) is not reduced again: that is stage 2, below.
@@ -840,6 +840,9 @@ def with_torch(tool: str, steps: int) -> list[Tensor]:
     return [[], *(p.full_tensor() if tool == "FSDP2" else p.detach() for p in plain.parameters())]
 
 
+sync = mine("data.sync_gradients", sync_gradients)  # again: they may use what you mended above
+reduce = mine("zero.reduce_gradients", reduce_gradients)
+print()
 for tool, stage in (("DDP", 0), ("ZeroRedundancyOptimizer", 1), ("FSDP2", 3)):
     theirs, yours = run(with_torch, world_size, tool, 5).results[0], run(train, world_size, stage, 5).results[0]
     print(f"{tool:24} and your stage {stage} differ by at most {farthest(yours, theirs):.0e}")
@@ -886,9 +889,9 @@ check("02.floor", floor_answer)
 # | here | PyTorch | Megatron-LM | DeepSpeed |
 # | --- | --- | --- | --- |
 # | `make_buckets`, `sync_gradients` | `DistributedDataParallel` | `DistributedDataParallel` of its own | stage 0 |
-# | `accumulate` | `no_sync()`, and your own loss | `calculate_per_token_loss` | `gradient_accumulation_steps` |
+# | `accumulate` | `no_sync()`, and your own loss | `calculate_per_token_loss` | in the engine |
 # | `step1` | `ZeroRedundancyOptimizer` | `--use-distributed-optimizer` | `"stage": 1` |
-# | `reduce_gradients` | `fully_shard(reshard_after_forward=False)` | – | `"stage": 2` |
+# | `reduce_gradients` | `fully_shard`, not resharded | – | `"stage": 2` |
 # | `gather_parameters` | `fully_shard` | its own FSDP | `"stage": 3` |
 # | `clip_grad_norm` | `clip_grad_norm_` on DTensors | `get_grad_norm_fp32` | inside the engine |
 #

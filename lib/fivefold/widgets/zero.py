@@ -21,10 +21,10 @@ def zero_memory(ranks: int = 64) -> None:
     stages = switch("", list(STAGES))
     stages.value = "stage 2"
     controls = {
-        "stage": stages,
         "ranks": choice("ranks N", DEGREES, ranks),
         "parameters": choice("model Ψ", MODELS, MODELS["7.5B"]),
         "optimizer_bytes": choice("optimizer K", OPTIMIZERS, 12.0),
         "gpu_bytes": choice("GPU", GPUS, 80e9),
+        "stage": stages,
     }
     explore(draw, controls)
