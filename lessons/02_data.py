@@ -524,8 +524,8 @@ for n in (3, 5):
 #
 # - **In**: this rank's gradients, of any shapes, some maybe empty. `copies`, where it is given, says for each how many
 #   ranks of the group hold this very gradient: it counts once, not so many times.
-# - **Out**: the norm over all ranks, before, as a scalar tensor in float64. The gradients are scaled in place, on all ranks by
-#   the same number: max_norm/(norm + 10⁻⁶), where that is below 1.
+# - **Out**: the norm over all ranks, before, as a scalar tensor in float64. The gradients are scaled in place, on all
+#   ranks by the same number: max_norm/(norm + 10⁻⁶), where that is below 1.
 # - **Travels**: one all-reduce of one number.
 # - **Checked**: norm and gradients, with unequal, empty and replicated pieces, above and below the limit; traffic.
 
