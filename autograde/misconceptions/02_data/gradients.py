@@ -177,13 +177,12 @@ return totals[0] / totals[1]
         name="summed_after_backward",
         hint="This looks like: the buckets start when the last backward has ended. The gradients are right. "
         "What could travel while that backward goes on?",
-        old="""
-            if number == len(micro_batches):
-                finish = sync_gradients(buckets, group)
-            loss.backward()
-        finish()
-        """,
+        old=LOOP,
         new="""
+        for micro_batch in micro_batches:
+            loss, tokens = loss_sum(micro_batch)
+            totals[0] += loss.detach()
+            totals[1] += tokens
             loss.backward()
         sync_gradients(buckets, group)()
         """,
