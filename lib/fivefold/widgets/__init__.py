@@ -23,5 +23,5 @@ __all__ = [
     "replayed",
     "ring_all_reduce",
     "work_cube",
+    "zero_memory",
 ]
-__all__ = ["activation_memory", "column_row_pair", "ring_all_reduce", "zero_memory"]
