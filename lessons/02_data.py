@@ -621,10 +621,10 @@ formulas = {
 plots.traffic_by_axis(ledgers[3], formulas)
 
 # %% [markdown]
-# **The memory**: at its peak, beside your `zero_bytes`. What sticks out is what is whole for a moment. Stages 0 and 1 take
-# a bucket's gradients out of `p.grad`; stages 2 and 3 have a bucket that travels and one that backward is making; stage 3
-# has a module or two that are gathered. In this small model one of five modules is a large part; in a large model a
-# bucket is nothing.
+# **The memory**: at its peak, beside your `zero_bytes`. What sticks out is what is whole for a moment. Stages 0 and 1
+# take a bucket's gradients out of `p.grad`; stages 2 and 3 have a bucket that travels and one that backward is making;
+# stage 3 has a module or two that are gathered. In this small model one of five modules is a large part; in a large
+# model a bucket is nothing.
 
 # %%
 held = {}
