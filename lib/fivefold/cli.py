@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from fivefold import train_command
+from fivefold import plan_command, train_command
 from fivefold.runtime.errors import RunError
 
 SPEAKS_LAST = 10  # seconds for rank 0 to say what is wrong: torchrun ends all ranks when the first one ends
@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     command("doctor", doctor, "Say what this machine can do, and whether the course runs on it.")
     train = command("train", train_command.train, "Train the capstone model on a layout; also under torchrun.")
     train_command.add_options(train)
+    plan = command("plan", plan_command.run, "Rank the layouts of a model on a cluster, and explain the best.")
+    plan_command.add_options(plan)
     return parser
 
 

@@ -82,12 +82,12 @@ class Cluster:
     of `gpu.flops` that computation reaches.
     """
 
-    gpu: GPU = H100
-    inside: Link = NVLINK4
-    between: Link = NDR
+    gpu: GPU = field(default=H100, hash=False)  # a cluster is a key of many caches: its hash is to be quick
+    inside: Link = field(default=NVLINK4, hash=False)
+    between: Link = field(default=NDR, hash=False)
     gpus_per_server: int = 8
     efficiency: float = 1.0
-    placement: tuple[int, ...] = field(default=(), repr=False)
+    placement: tuple[int, ...] = field(default=(), repr=False, hash=False)
 
     def __post_init__(self) -> None:
         if self.gpus_per_server < 1:
