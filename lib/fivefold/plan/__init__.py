@@ -38,6 +38,7 @@ from fivefold.plan.time import (
     message_seconds,
     optimizer_seconds,
     stage_seconds,
+    state_seconds,
     step_seconds,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "sharing",
     "stage_layers",
     "stage_seconds",
+    "state_seconds",
     "step_seconds",
     "table",
     "tunings",

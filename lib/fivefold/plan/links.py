@@ -18,25 +18,25 @@ def place(layout: Layout, cluster: Cluster) -> dict[str, Link]:
     not is enough to hold up all. Expert groups are ep ranks in a row of a DP x CP group, as in `mesh.expert_groups`.
     Axes of degree 1 send nothing and are left out. (The order: Llama 3 report, section 3.3.2.)
     """
+
+    def link(span: int) -> Link:
+        """Inside where no server ends within `span` ranks in a row that belong together."""
+        stays = layout.world_size <= cluster.gpus_per_server or cluster.gpus_per_server % span == 0
+        return cluster.inside if stays else cluster.between
+
     found, span = {}, 1
     for axis in ("tp", "cp", "pp", "dp"):
         degree = getattr(layout, axis)
         span *= degree  # ranks in a row that hold whole groups of this axis
         if degree > 1:
-            found[axis] = _link(span, layout, cluster)
+            found[axis] = link(span)
     if layout.ep > 1:
         if layout.cp % layout.ep == 0 or layout.pp == 1:
             span = layout.tp * layout.ep
         else:  # a group goes on in the next data-parallel copy, behind a whole pipeline
             span = layout.tp * layout.pp * math.lcm(layout.cp, layout.ep)
-        found["ep"] = _link(span, layout, cluster)
+        found["ep"] = link(span)
     return found
-
-
-def _link(span: int, layout: Layout, cluster: Cluster) -> Link:
-    """Inside where no server ends within `span` ranks in a row that belong together."""
-    stays = layout.world_size <= cluster.gpus_per_server or cluster.gpus_per_server % span == 0
-    return cluster.inside if stays else cluster.between
 
 
 def sharing(axis: str, layout: Layout, cluster: Cluster) -> int:

@@ -65,7 +65,8 @@ def step_seconds(model: Model, plan: Plan, work: Work, cluster: Cluster, softwar
     )
     data = data_seconds(model, plan, work, cluster, software)
     update = optimizer_seconds(model, plan, cluster, software)
-    return Seconds(m * stage.compute + update, m * stage.tp, m * stage.cp, m * stage.ep, m * message, data, bubble)
+    compute, *exchanges = (m * part for part in stage[:4])  # compute, tp, cp, ep
+    return Seconds(compute + update, *exchanges, m * message, data, bubble)
 
 
 def stage_seconds(model: Model, plan: Plan, work: Work, cluster: Cluster, software: Software = MODERN) -> Stage:
@@ -116,6 +117,12 @@ def message_seconds(model: Model, plan: Plan, work: Work, cluster: Cluster, soft
     return 2 * plan.chunks * exchange_seconds("send", "pp", size, plan.layout, cluster)
 
 
+def _left(exchange: float, compute: float) -> float:
+    """Seconds that an exchange adds to a computation beside which it runs."""
+    hidden = min(exchange, compute / (1 - TAKEN))
+    return exchange - hidden + TAKEN * hidden
+
+
 def data_seconds(model: Model, plan: Plan, work: Work, cluster: Cluster, software: Software = MODERN) -> float:
     """What data parallelism and ZeRO add to a step: exchanges that are not hidden, and what hidden ones slow down.
 
@@ -129,7 +136,7 @@ def data_seconds(model: Model, plan: Plan, work: Work, cluster: Cluster, softwar
         return 0.0
     stage = stage_seconds(model, plan, work, cluster, software)
     forward, backward = stage.forward, stage.backward
-    scatter, gather = _sums(model, layout, stage_layers(model, plan), cluster, software)
+    scatter, gather = state_seconds(model, layout, stage_layers(model, plan), cluster, software)
     if plan.zero == 0:
         gather *= software.gradient_bytes / software.element_bytes  # the second half of an all-reduce
     beside_gather = software.overlap != "none"
@@ -143,19 +150,13 @@ def data_seconds(model: Model, plan: Plan, work: Work, cluster: Cluster, softwar
     return added + (_left(scatter, backward) if software.overlap == "all" else scatter)
 
 
-def _left(exchange: float, compute: float) -> float:
-    """Seconds that an exchange adds to a computation beside which it runs."""
-    hidden = min(exchange, compute / (1 - TAKEN))
-    return exchange - hidden + TAKEN * hidden
-
-
 @cache
-def _sums(
+def state_seconds(
     model: Model, layout: Layout, layers: tuple[int, int], cluster: Cluster, software: Software
 ) -> tuple[float, float]:
     """Seconds of one reduce-scatter of a rank's gradients, and of one all-gather of its parameters.
 
-    A message for each layer: what is started often waits often.
+    `layers` are those of a middle and of an end stage; a message for each: what is started often waits often.
     """
     dense, experts = parameters_of(model, layout, layers)
     copies = Layout(dp=layout.dp * layout.cp // layout.ep, pp=layout.pp, tp=layout.tp * layout.ep)
