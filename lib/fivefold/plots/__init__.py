@@ -12,6 +12,9 @@
     kept_by_stage(measured, formula, title)       parameters, gradients and optimizer states held, beside a formula
     ring_all_reduce(n, step, numbers)             a ring, step by step: which sums each rank holds of each piece
     zero_memory(parameters, ranks, stage, …)      what ZeRO leaves on a rank, by stage and by number of ranks
+    plans(choices)                                plans of a search: where a step's time goes, and the memory
+    bytes_moved(moved, tokens, marks)             a pipeline's and ZeRO-3's bytes by tokens a step, and where they cross
+    predictions(points)                           predicted over reported, with a band of 10%
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
@@ -24,6 +27,7 @@ from fivefold.plots.layouts import layouts
 from fivefold.plots.limits import data_parallel_limits
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
+from fivefold.plots.plans import bytes_moved, plans, predictions
 from fivefold.plots.ring import ring_all_reduce
 from fivefold.plots.style import Figure, axis_colour
 from fivefold.plots.zero import kept_by_stage, zero_memory
@@ -32,11 +36,14 @@ __all__ = [
     "Figure",
     "activation_memory",
     "axis_colour",
+    "bytes_moved",
     "column_row_pair",
     "data_parallel_limits",
     "kept_by_stage",
     "layouts",
     "memory",
+    "plans",
+    "predictions",
     "ring_all_reduce",
     "timeline",
     "timeline_of_schedule",

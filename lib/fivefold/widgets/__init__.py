@@ -4,6 +4,7 @@
     column_row_pair()            two matrices over t ranks: what a rank holds, what travels, how long it takes
     work_cube()                  the work cube in blocks, and the servers under them, by the five degrees
     replayed(ledger)             the timeline of a measured run on other GPUs and servers
+    planner()                    the layouts of a model on a cluster, ranked: time by part, and memory
     ring_all_reduce()            a ring, step by step: which sums each rank holds of each piece
     zero_memory()                what ZeRO leaves on a rank, by stage and by number of ranks
 
@@ -13,6 +14,7 @@ The picture stands in the notebook by itself, so that it is there without a runn
 from fivefold.widgets.activations import activation_memory
 from fivefold.widgets.cube import work_cube
 from fivefold.widgets.pair import column_row_pair
+from fivefold.widgets.planner import planner
 from fivefold.widgets.replayed import replayed
 from fivefold.widgets.ring import ring_all_reduce
 from fivefold.widgets.zero import zero_memory
@@ -20,6 +22,7 @@ from fivefold.widgets.zero import zero_memory
 __all__ = [
     "activation_memory",
     "column_row_pair",
+    "planner",
     "replayed",
     "ring_all_reduce",
     "work_cube",
