@@ -14,7 +14,7 @@ from fivefold.plan.compute import layer_seconds
 from fivefold.plan.explain import explain, table
 from fivefold.plan.layout import Plan, check, stage_layers
 from fivefold.plan.links import exchange_seconds, place, sharing
-from fivefold.plan.memory import Memory, fits, layer_bytes, rank_parameters
+from fivefold.plan.memory import RESERVE, Memory, fits, layer_bytes, rank_parameters
 from fivefold.plan.model import (
     COMPILED,
     COURSE,
@@ -32,6 +32,7 @@ from fivefold.plan.model import (
 )
 from fivefold.plan.search import Choice, Options, cuts, filled, search, tunings
 from fivefold.plan.time import (
+    TAKEN,
     Seconds,
     Stage,
     data_seconds,
@@ -62,6 +63,8 @@ __all__ = [
     "MEGATRON_2021",
     "MODELS",
     "MODERN",
+    "RESERVE",
+    "TAKEN",
     "Choice",
     "Memory",
     "Model",

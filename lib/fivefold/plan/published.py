@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -116,8 +117,13 @@ def chunks(layers: int, p: int) -> int:
     return next((v for v in range(2, layers // p + 1) if layers // p % v == 0), 1)
 
 
-def predict(run: Run) -> Prediction:
-    """What the planner says of a run; an unstated micro-batch is the fastest of 1, 2, 4 and 8."""
+def predict(
+    run: Run, seconds: Callable[..., Seconds] = step_seconds, memory: Callable[..., Memory] = fits
+) -> Prediction:
+    """What the planner says of a run; an unstated micro-batch is the fastest of 1, 2, 4 and 8.
+
+    `seconds` and `memory` may be a learner's own `step_seconds` and `fits`.
+    """
     found = []
     for size in (run.plan.micro_batch,) if run.micro_batch_stated else (1, 2, 4, 8):
         plan = replace(run.plan, micro_batch=size)
@@ -125,8 +131,8 @@ def predict(run: Run) -> Prediction:
             check(run.model, plan, run.work)
         except LayoutError:
             continue
-        seconds = step_seconds(run.model, plan, run.work, run.cluster, run.software)
-        found.append(Prediction(run, plan, seconds, fits(run.model, plan, run.work, run.cluster, run.software)))
+        args = run.model, plan, run.work, run.cluster, run.software
+        found.append(Prediction(run, plan, seconds(*args), memory(*args)))
     return min(found, key=lambda prediction: prediction.seconds.total)
 
 
