@@ -67,8 +67,8 @@ world_size = 4  # ranks of the small runs: 2, 4 or 8
 # %% [markdown]
 # ## What is split, what travels, when
 #
-# A layer has b·s/c tokens of h numbers on a rank (b sequences a micro-batch, s tokens each, over c ranks). m micro-batches
-# make a step, P is the number of parameters that a rank holds, v the number of its chunks of layers.
+# A rank has b·s/c tokens of h numbers in a layer: b sequences a micro-batch, s tokens each, over c ranks. m
+# micro-batches make a step, P is the number of parameters that a rank holds, v the number of its chunks of layers.
 #
 # | axis | splits | sends, from each rank | how often | waits? |
 # | --- | --- | --- | --- | --- |
@@ -202,20 +202,19 @@ for gpus_per_server, tp in ((8, 8), (16, 16), (8, 16)):
     print(f"TP {tp:2} on {where:11}: {seconds * 1e3:.2f} ms for an all-reduce of {whole / 1e6:.0f} MB")
 
 # %% [markdown]
-# Over two servers it takes half as long again, although eight network cards share the work: it goes through the
-# servers in rings first. And each of the 16 ranks now computes half as long as one of 8: what stands still has grown
-# where what works has shrunk.
+# Over two servers it takes half as long again, although eight network cards share the work: the all-reduce is rings
+# inside the servers, and rings between them at once. And each of 16 ranks computes half as long as one of 8: what
+# stands still has grown, what works has shrunk.
 #
 # ### `fits`
 #
 # What does the fullest rank keep, and does it fit? The pieces are there; put them together.
 #
-# - `rank_parameters(model, plan)` gives the parameters a rank holds: outside experts, and of experts. Each costs
-#   `software.element_bytes`, its gradient `gradient_bytes`, Adam `optimizer_bytes`. ZeRO splits them over DP × CP (experts:
-#   DP × CP / EP). With m > 1 micro-batches gradients are added up whole: stage 2 splits them only if m = 1.
-# - Stage 3 holds two gathered layers besides, of the `stage_layers(model, plan)[0]` of its stage, if there is a group.
-# - `layer_bytes(model, plan, work, software)` is one layer's activations for one micro-batch. How many layers, and how many
-#   micro-batches in flight (`cost.peak_activations`)? The docstring has the small rest.
+# - `rank_parameters(model, plan)`: what a rank holds outside experts, and of experts. `software` has the bytes of each.
+# - ZeRO splits states over DP × CP (experts: DP × CP / EP). With m > 1 micro-batches gradients are added up whole.
+# - Stage 3 holds two gathered layers besides, of the `stage_layers(model, plan)[0]` of its stage.
+# - `layer_bytes(model, plan, work, software)` is one layer's activations for one micro-batch. How many layers are on a
+#   rank, and how many micro-batches in flight (`cost.peak_activations`)? The docstring has the small rest.
 #
 # *Checked*: the states by stage, experts, activations, the limit.
 
@@ -263,19 +262,19 @@ for text, more in (
     print(f"{text:18} ZeRO-{one.zero}: {size}, {kept.activations / 1e9:.1f} GB of it activations")
 
 # %% [markdown]
-# A step of 16 million tokens has only 128 sequences of that length, so DP alone cannot use the GPUs; and one sequence is too
-# long for one server's memory. CP it is.
+# A step of 16 million tokens has only 128 sequences of that length, so DP alone cannot use the GPUs. With PP for the
+# rest, each pipeline has a single sequence, which does not fit, and would leave 15 of 16 stages idle at any time. CP it
+# is, as in Llama 3's own layout, the last line.
 #
 # ### `step_seconds`
 #
-# How long does a step take? By part: `Seconds(compute, tp, cp, ep, pp, dp, bubble)`. The pieces, for one micro-batch:
+# How long does a step take? By part: `Seconds(compute, tp, cp, ep, pp, dp, bubble)`. The pieces:
 #
-# - `stage_seconds(…)` gives `Stage(compute, tp, cp, ep, forward, backward, weight)`: the first four on the slowest stage,
-#   both ways. A rank does m micro-batches, one after the other.
-# - `message_seconds(…)` are the messages to the next stage and back: also for each micro-batch.
-# - The bubble is `cost.bubble_seconds` of the other stages' `forward` and `backward`, each with half of the messages; of
-#   backward, `weight` is the weight gradient (w), the rest the input gradient (b).
-# - `data_seconds(…)` is what DP adds to the whole step; `optimizer_seconds(…)` belongs to compute.
+# - for each micro-batch `stage_seconds(…)`, a `Stage(compute, tp, cp, ep, forward, backward, weight)`: the first four
+#   on the slowest stage, both ways; and `message_seconds(…)`, to the next stage and back;
+# - once a step the bubble: `cost.bubble_seconds` of `forward` and `backward`, each with half of the messages, where
+#   `weight` of backward is the weight gradient (w) and the rest the input gradient (b);
+# - once a step `data_seconds(…)`, what DP adds, and `optimizer_seconds(…)`, which belongs to compute.
 #
 # *Checked*: each part, for several schedules, clusters and models.
 
@@ -320,8 +319,8 @@ plots.predictions(points)
 
 # %% [markdown]
 # **How honest is that?** One number is fitted for each type of GPU, on one row each: the share of its peak that large
-# matrix products reach, 70% on the A100 (the model of a trillion parameters), 60% on the H100 (Llama 3 on 8,192 GPUs). Links have 120/128 of their
-# bandwidth, which is NCCL's protocol. Everything else follows from shapes.
+# matrix products reach. It is 70% on the A100 (fitted on the model of a trillion parameters) and 60% on the H100 (on
+# Llama 3 with 8,192 GPUs). Links have 120/128 of their bandwidth, as NCCL's protocol has. All else follows from shapes.
 #
 # But sources do not say everything, and what was filled in was chosen with the table in sight:
 #
@@ -352,9 +351,10 @@ for name, (ours, zero) in pairs.items():
 # 2. **Fill with data parallelism**: the GPUs that are left (`filled(model, work, gpus, cut)`; it also spreads experts).
 # 3. **Tune**: ZeRO stage, micro-batch, schedule, recomputation (`tunings(model, work, layout, options)`).
 #
-# Return what fits as a list of `Choice(plan, memory, seconds)`, the fastest first. You may look at fewer plans, or your
-# own: *checked*, on models that you have not seen, is that all you return fits, uses all GPUs, is in order and true, and that
-# the first takes at most 1.1 times as long as the best there is.
+# Return what fits as a list of `Choice(plan, memory, seconds)`, the fastest first. You may look at fewer plans.
+#
+# *Checked*, on models that you have not seen: all that you return fits, uses all GPUs, is in order and true, and the
+# first takes at most 1.1 times as long as the best there is. Where nothing fits the list is empty.
 
 # %% exercise="plan.search"
 from fivefold.plan import search
@@ -380,16 +380,17 @@ for number in (22, 23, 24):
     )
 
 # %% [markdown]
-# The long one comes out on top. For 8,192 tokens the planner has a few percent to offer: TP 4 with CP 4 in the place of
-# TP 8. Half the TP traffic, on half as many links; K and V are small, since 128 heads share 8 of them. Is it better? The
-# formula does not know what it costs engineers to have CP in one phase of training and not in the next, how much memory
-# is lost to fragments, or what a K/V exchange in each layer over a busy network does. A few percent are within its error.
+# The long one comes out on top. For 8,192 tokens the planner has a few percent to offer: TP 4 with CP 4 in the place
+# of TP 8. A rank sends half as many tokens over NVLink; K and V are small, since 128 heads share 8 of them; and with
+# half as much DP each pipeline has twice as many micro-batches, so its bubble is half as long. Is it better? The formula knows nothing of a busy network with K and V on it in every layer, and little of memory that is
+# lost in holes. Four percent are within its error. What it can say is that these layouts are among the best dozen of
+# ten thousand.
 
 # %%
 short = predicted[23]
 best = my_search(short.run.model, short.run.work, short.run.gpus, short.run.cluster)[0]
 theirs = Choice(short.plan, short.memory, short.seconds)
-plots.plans([best, theirs], "TP 4 and CP 4 wait less for each other than TP 8, and stand in a longer pipeline of batches")
+plots.plans([best, theirs], "TP 4 with CP 4 waits less for TP and for the bubble than TP 8 does")
 
 # %% [markdown]
 # Every number has its formula:
@@ -413,11 +414,17 @@ plots.plans(sorted(by_tp.values(), key=lambda one: one.plan.layout.tp), "TP 16 l
 
 # %%
 robot = Work(tokens=8 * 460_800, context=460_800)
-choices = my_search(plan.MODELS["llama3-8b"], robot, 64, plan.cluster("h100"))
-unlike = {}
-for one in choices:
-    unlike.setdefault((one.plan.layout, one.plan.recompute), one)
-plots.plans(list(unlike.values()))
+
+
+def best_of_each(choices: list[Choice]) -> list[Choice]:
+    """For every layout its fastest plan."""
+    found = {}
+    for one in choices:
+        found.setdefault(one.plan.layout, one)
+    return list(found.values())
+
+
+plots.plans(best_of_each(my_search(plan.MODELS["llama3-8b"], robot, 64, plan.cluster("h100"))))
 
 # %%
 kept = my_fits(plan.MODELS["llama3-8b"], Plan(Layout(dp=8, tp=8), 3), robot, plan.cluster("h100"))
@@ -435,7 +442,7 @@ print(f"attention computes {share:.1f} times as much as all matrices")
 # %%
 my_model = Model(layers=32, hidden=4096, heads=32, kv_heads=4, ffn=11008, vocabulary=512, name="a genome model")
 my_work = Work(tokens=1 << 22, context=1 << 20)
-plots.plans(my_search(my_model, my_work, 32, plan.cluster("a100")))
+plots.plans(best_of_each(my_search(my_model, my_work, 32, plan.cluster("a100"))))
 
 # %% [markdown]
 # **All of it.** Move the GPUs from 16,384 down until 405 billion parameters fit no more. What changes on the way?
@@ -450,15 +457,15 @@ widgets.planner(gpus=16384, context=131072)
 #
 # ### The planner that thinks data parallelism is free
 #
-# This is how somebody wrote `data_seconds`. It agrees with the run above, where nothing hides. It agrees in stage 3. And
-# the layouts it likes have as much data parallelism as the batch allows.
+# This is how somebody wrote `data_seconds`. It agrees with the run above, where nothing hides. It agrees in stage 3.
+# And it likes layouts with as much data parallelism as the batch allows.
 
 # %% exercise="plan.data_seconds" bug="hidden_behind_the_whole_step"
 from fivefold.plan import data_seconds
 
 # %% [markdown]
 # A network that is four times as slow, and 32 micro-batches. Gradients of 6.4 billion parameters travel for more than
-# two seconds; how much of that can be hidden?
+# a second; how much of that can hide?
 
 # %%
 slow = replace(llama3_cluster, between=replace(llama3_cluster.between, bandwidth=llama3_cluster.between.bandwidth / 4))
@@ -546,12 +553,12 @@ check("10.zero2", zero2_answer)
 # %% [markdown]
 # ## Where this stands
 #
-# The whole planner is `fivefold plan` on a command line: `fivefold plan llama3-405b --gpus 16384 --context 131072
-# --batch 16777216 --cluster llama3`. It says for each layout how long, how much, and why.
+# The whole planner is on the command line: `fivefold plan llama3-405b --gpus 16384 --context 131072 --batch 16777216
+# --cluster llama3`. It says for each layout how long, how much, and why.
 #
 # What it does not know: congestion, the topology above servers, stragglers, failures (at 16,384 GPUs something breaks
-# every few hours), how evenly experts are loaded, and kernels that are better or worse than the one share of the peak that
-# it was given. Use it to throw away 9,990 of 10,000 layouts, and a stopwatch for the rest.
+# every few hours), how evenly experts are loaded, and kernels that are better or worse than the one share of the peak
+# that it was given. Use it to throw away 9,990 of 10,000 plans, and a stopwatch for the rest.
 #
 # | here | in the field |
 # | --- | --- |
@@ -559,8 +566,9 @@ check("10.zero2", zero2_answer)
 # | `fits` | Megatron-LM's theoretical memory report; a dry run |
 # | `step_seconds`, `search` | [Alpa](https://arxiv.org/abs/2201.12023) (Zheng et al. 2022) searches with a compiler |
 #
-# **Papers.** [Efficient large-scale training on GPU clusters](https://arxiv.org/abs/2104.04473) (Narayanan et al. 2021):
-# sections 3 and 5, tables 1 and 2. [The Llama 3 herd of models](https://arxiv.org/abs/2407.21783) (2024): section 3.3.
+# **Papers.** [Efficient large-scale training on GPU clusters](https://arxiv.org/abs/2104.04473) (Narayanan et al.
+# 2021): sections 3 and 5, tables 1 and 2. [The Llama 3 herd of models](https://arxiv.org/abs/2407.21783) (2024):
+# section 3.3.
 # [torchtitan](https://arxiv.org/abs/2410.06511) (Liang et al. 2024).
 # [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari et al. 2020). [DeepSeek-V3](https://arxiv.org/abs/2412.19437)
 # (2024): another answer, without TP, for experts on 2,048 GPUs.

@@ -26,12 +26,13 @@ from fivefold import cost
 from fivefold.layout import Layout, LayoutError
 from fivefold.plan.layout import Plan, check
 from fivefold.plan.memory import Memory, fits
-from fivefold.plan.model import DEEPSPEED_2021, EAGER, MEGATRON_2021, MODERN, Model, Software, Work, cluster
+from fivefold.plan.model import COMPILED, DEEPSPEED_2021, EAGER, MEGATRON_2021, MODERN, Model, Software, Work, cluster
+from fivefold.plan.model import gpt as gpt_model
 from fivefold.plan.time import Seconds, step_seconds
 from fivefold.runtime.cluster import Cluster
 
 PATH = Path(__file__).with_name("published.csv")
-CLUSTERS = {"A100-80GB": "a100", "H100-80GB": "llama3", "H100-96GB": "h100-96gb"}
+CLUSTERS = {"A100-80GB": "a100", "H100-80GB": "llama3", "H100-96GB": "h100-96gb", "H200": "h200", "H800-80GB": "h800"}
 FITTED = {"A100": 9, "H100": 22}  # the row, from 0, on which a GPU type's EFFICIENCY was fitted
 
 
@@ -83,31 +84,42 @@ def rows() -> list[Run]:
 
 def read(row: dict[str, str]) -> Run:
     """A row of the file, or one like it, as a run. Raises KeyError for a GPU without a cluster of that name."""
-    numbers = {name: int(row[name]) for name in ("layers", "hidden", "heads", "kv_heads", "sequence")}
-    gpt = row["model"].startswith("GPT")
-    model = Model(
-        numbers["layers"], numbers["hidden"], numbers["heads"], numbers["kv_heads"],
-        4 * numbers["hidden"] if gpt else {4096: 14336, 8192: 28672, 16384: 53248}[numbers["hidden"]],
-        51200 if gpt else 128256, gated=not gpt, tied=gpt, bias=gpt, name=f"{row['model']} {row['params_billion']}B",
-    )  # fmt: skip
+    source, gpt = row["source"], row["model"].startswith("GPT")
+    model = _model(row, gpt)
     layout = Layout(**{axis: int(row[axis]) for axis in ("dp", "cp", "pp", "tp")})
-    work = Work(int(row["global_batch_sequences"]) * numbers["sequence"], numbers["sequence"])
-    interleaved = layout.pp > 1 and "interleaved" in row["schedule"] + ("interleaved" if gpt else "")
-    software = _software(row)
+    work = Work(int(row["global_batch_sequences"]) * int(row["sequence"]), int(row["sequence"]))
+    interleaved = layout.pp > 1 and (gpt or "interleaved" in row["schedule"])
     plan = Plan(
         layout, int(row["zero_stage"]), "interleaved" if interleaved else "one_f_one_b",
         chunks(model.layers, layout.pp) if interleaved else 1, int(row["microbatch"] or 1), row["recompute"],
-        sequence_parallel=not row["source"].startswith("Narayanan"),
+        sequence_parallel=not source.startswith("Narayanan"),
     )  # fmt: skip
-    peak = cluster(CLUSTERS[row["gpu"]]).gpu.flops if row["source"].startswith("Narayanan") else 989.4e12
-    reported = float(row["tflops_per_gpu"] or float(row["percent_of_peak"]) / 100 * peak / 1e12)
-    return Run(row["source"], row["table"], model, work, plan, row["gpu"], reported, software, bool(row["microbatch"]))
+    peak = 312 if row["gpu"].startswith("A100") else 989.4  # an MFU is stated of the standard GPU's
+    reported = float(row["tflops_per_gpu"] or float(row["percent_of_peak"]) / 100 * peak)
+    stated = bool(row["microbatch"])
+    return Run(source, row["table"], model, work, plan, row["gpu"], reported, _software(row), stated)
+
+
+def _model(row: dict[str, str], gpt: bool) -> Model:
+    """Sizes that the file leaves out are those of the family: GPT, Llama 3, or Llama 2 where every head has K and V."""
+    layers, hidden, heads, kv_heads = (int(row[name]) for name in ("layers", "hidden", "heads", "kv_heads"))
+    if gpt:
+        return gpt_model(layers, hidden, heads, name=f"{row['model']} {row['params_billion']}B")
+    wide = {4096: 14336, 5120: 13824, 8192: 28672, 16384: 53248}
+    old = "Llama 2" in row["model"]
+    ffn = 11008 if old and hidden == 4096 else wide.get(hidden, round(hidden * 3.5))
+    return Model(layers, hidden, heads, kv_heads, ffn, 32000 if old else 128256, name=row["model"])
 
 
 def _software(row: dict[str, str]) -> Software:
-    if row["source"].startswith("Narayanan"):
+    source = row["source"]
+    if source.startswith("Narayanan"):
         return DEEPSPEED_2021 if row["zero_stage"] == "3" else MEGATRON_2021
-    return EAGER if row["source"].startswith("torchtitan") else MODERN
+    if source.startswith("Korthikanti"):
+        return replace(MEGATRON_2021, regather=True)
+    if source.startswith("torchtitan"):
+        return COMPILED if "compile" in f"{row['model']} {row['schedule']}" else EAGER
+    return MODERN
 
 
 def chunks(layers: int, p: int) -> int:
@@ -127,6 +139,8 @@ def predict(
     found = []
     for size in (run.plan.micro_batch,) if run.micro_batch_stated else (1, 2, 4, 8):
         plan = replace(run.plan, micro_batch=size)
+        if plan.schedule == "interleaved" and plan.num_microbatches(run.work) % plan.layout.pp:
+            plan = replace(plan, schedule="one_f_one_b", chunks=1)
         try:
             check(run.model, plan, run.work)
         except LayoutError:
@@ -139,10 +153,9 @@ def predict(
 def counted_flops(run: Run) -> float:
     """Operations of one step as the run's source counts them."""
     model, work = run.model, run.work
-    if run.source.startswith("Narayanan"):
-        return cost.step_flops(
-            work.sequences, work.context, model.layers, model.hidden, model.vocabulary, run.plan.recompute
-        )
+    if run.model.bias:  # a GPT: hardware FLOPs in Narayanan et al., model FLOPs elsewhere
+        again = run.plan.recompute if run.source.startswith("Narayanan") else "none"
+        return cost.step_flops(work.sequences, work.context, model.layers, model.hidden, model.vocabulary, again)
     attention = 12 * model.layers * model.hidden * work.context
     if run.source.startswith("torchtitan"):
         return work.tokens * (6 * (model.parameters - model.embedding_parameters) + attention)

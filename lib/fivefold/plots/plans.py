@@ -39,8 +39,9 @@ def plans(choices: Sequence[Choice], title: str = "", most: int = 8) -> Figure:
     for x, word in ((NAMES, "plan"), (TIME, "a step"), (MEMORY, f"memory, of {size(first.memory.limit)}")):
         _text(axes, x, 0.14, word, colour=SOFT)
     scale = (MEMORY - TIME - 0.75) / max(choice.seconds.total for choice in shown)
+    fastest = min(choice.seconds.total for choice in shown)
     for number, choice in enumerate(shown):
-        _row(axes, 0.42 + ROW * number, choice, scale, "bold" if number == 0 else "normal")
+        _row(axes, 0.42 + ROW * number, choice, scale, "bold" if choice.seconds.total == fastest else "normal")
     used = [name for name in Seconds._fields if any(getattr(choice.seconds, name) for choice in shown)]
     words = {"compute": "computing", "bubble": "bubble"}
     sheet.key([Patch(label=words.get(name, name.upper()), **STYLES[name]) for name in used])
@@ -78,9 +79,7 @@ def _alt(shown: Sequence[Choice]) -> str:
     for plan, memory, seconds in shown:
         parts = ", ".join(f"{name} {part / seconds.total:.0%}" for name, part in seconds._asdict().items() if part)
         rows.append(f"{plan}: {duration(seconds.total)} ({parts}), {size(memory.total)} of {size(memory.limit)}")
-    return f"Bars of {len(shown)} plans, the fastest first, by part of the step, and of their memory. " + "; ".join(
-        rows
-    )
+    return f"Bars of {len(shown)} plans by part of the step, and of their memory. " + "; ".join(rows)
 
 
 @matplotlib.rc_context(RC)
