@@ -239,8 +239,8 @@ for name, counted in (rows | {"activations": fullest.peak_saved}).items():
     print(f"{name:12} counted {counted / 1e3:7.1f} kB   formula {formula / 1e3:7.1f} kB   {formula / counted - 1:+.1%}")
 
 # %% [markdown]
-# Parameters are exact but for the last norm. Activations are off by a few percent: a program keeps small things that
-# the formula leaves out, and here everything is small.
+# Parameters are exact but for the last norm. Activations are off by up to a tenth: the course's attention keeps its
+# result twice, the formula counts the fullest stage as if all were full, and here every small thing counts.
 #
 # Now Llama 3 405B on 16,384 GPUs of 80 GB. Which of these would you have tried first?
 
@@ -382,9 +382,9 @@ for number in (22, 23, 24):
 # %% [markdown]
 # The long one comes out on top. For 8,192 tokens the planner has a few percent to offer: TP 4 with CP 4 in the place
 # of TP 8. A rank sends half as many tokens over NVLink; K and V are small, since 128 heads share 8 of them; and with
-# half as much DP each pipeline has twice as many micro-batches, so its bubble is half as long. Is it better? The formula knows nothing of a busy network with K and V on it in every layer, and little of memory that is
-# lost in holes. Four percent are within its error. What it can say is that these layouts are among the best dozen of
-# ten thousand.
+# half as much DP each pipeline has twice as many micro-batches, so its bubble is half as long. Is it better? The
+# formula knows nothing of a busy network with K and V on it in every layer, and little of memory that is lost in holes.
+# Four percent are within its error. What it can say is that these layouts are among the best dozen of ten thousand.
 
 # %%
 short = predicted[23]

@@ -16,9 +16,10 @@ NEAR = 1.10  # the best that a search finds may take so many times as long as th
 SHOWN = 200  # entries of an answer that are looked at: its first ones
 
 WIDE = plan.Model(48, 8192, 64, 8, 22016, 64000, name="48 wide layers")
-DEEP = plan.Model(64, 5120, 40, 40, 13824, 32000, name="64 layers without grouped heads")
+HUGE = plan.Model(96, 16384, 128, 8, 53248, 128256, name="96 huge layers")
 EXPERTS = plan.Model(24, 4096, 32, 8, 8192, 50000, experts=16, top_k=2, name="16 experts a layer")
 SMALL = plan.Model(16, 2048, 16, 4, 8192, 128256, name="16 layers")
+NARROW = plan.Model(16, 2048, 16, 4, 8192, 8000, name="16 layers for one GPU")
 LONG = plan.Model(28, 3072, 24, 8, 8192, 128000, name="28 layers on long sequences")
 
 
@@ -44,8 +45,9 @@ class Search(Check):
             ]  # fmt: skip
         return [
             case(SMALL, 64, 2048, 8, h100, *some), case(WIDE, 64, 4096, 64, a100, *some),
-            case(DEEP, 24, 2048, 24, a100, *some), case(LONG, 8, 131072, 32, h100, *some),
-            case(EXPERTS, 32, 4096, 16, h100, *some), case(WIDE, 16, 4096, 2, a100, "nothing"),
+            case(HUGE, 64, 8192, 1024, h100, *some), case(LONG, 8, 131072, 32, h100, *some),
+            case(EXPERTS, 32, 4096, 16, h100, *some), case(NARROW, 2, 131072, 1, a100, *some),
+            case(WIDE, 16, 4096, 2, a100, "nothing"),
         ]  # fmt: skip
 
     @staticmethod
