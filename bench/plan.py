@@ -162,6 +162,7 @@ def show(result: dict) -> str:
                 f"{row['run']:30}{row['replay_ms']:>8.3f} ms{row['plan_ms']:>7.3f} ms{row['time_error']:>+7.1%}"
                 f"{row['ledger_kb']:>9.0f} kB{row['plan_kb']:>7.0f} kB{row['memory_error']:>+7.1%}"
             )
+        lines.append("With experts the planner takes an even load; the trainer pads each expert to the fullest.")
     return "\n".join(lines)
 
 
