@@ -131,7 +131,7 @@ def show(result: dict) -> str:
         mark = "*" if row["fitted"] else ""
         lines.append(
             f"{row['model']:20}{row['gpus']:>7,}  {row['plan'][:57]:58}{row['reported']:>9.0f}{row['predicted']:>10.0f}"
-            f"{row['error']:>+8.1%}{mark}"
+            f"{row['error']:>+8.1%}{mark}{'' if row['fits'] else '  (it would not fit, says the planner)'}"
         )
     lines.append(
         f"TFLOPS a GPU as each source counts. Error: median {result['median_error']:.1%}, "

@@ -329,6 +329,8 @@ plots.predictions(points)
 # - The micro-batch of table 1 is not stated: the fastest is taken. Llama 3's report does not say how it counts
 #   attention: half of it, under the mask, is taken.
 # - torchtitan's H100 has less power and slower memory than the one that was fitted; its peak is that of a sister model.
+# - By `fits`, 530 billion parameters over 640 GPUs by ZeRO-3 need 87 GB. They ran in 80, so something is counted too
+#   much there, or they did something to fit that the row does not say, and that took time.
 #
 # `python bench/plan.py` prints the table, runs that none of these choices was made with, and how far off those are.
 

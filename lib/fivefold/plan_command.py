@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", default="h100", choices=CLUSTERS, help="GPU and links (default: h100)")
     parser.add_argument("--servers-of", type=int, default=8, metavar="G", help="GPUs a server (default: 8)")
     parser.add_argument("--top", type=int, default=10, metavar="K", help="how many layouts to show (default: 10)")
+    parser.add_argument("--all", action="store_true", help="plans that do not fit too, after those that do")
     parser.add_argument("--json", action="store_true", help="print JSON in the place of the table")
 
 
@@ -32,19 +33,22 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--gpus, --top and --servers-of are 1 or more")
     cluster = plan.cluster(options.cluster, gpus_per_server=options.servers_of)
     began = time.perf_counter()
-    found = plan.search(model, work, options.gpus, cluster)
+    found = (plan.survey if options.all else plan.search)(model, work, options.gpus, cluster)
     seconds = time.perf_counter() - began
     tried = sum(1 for _ in every_plan(model, work, options.gpus))
+    fit = sum(choice.memory.fits for choice in found)
     if options.json:
         print(json.dumps(report(model, work, options, found, tried, seconds), indent=2))
-        return int(not found)
+        return int(not fit)
     print(
         f"{model.name}: {model.parameters / 1e9:.1f}e9 parameters, {work.sequences:,} sequences of {work.context:,} "
         f"tokens a step, {options.gpus:,} x {cluster.gpu.name}"
     )
-    print(f"{tried:,} plans tried, {len(found):,} fit, in {seconds:.1f} s")
-    if not found:
+    print(f"{tried:,} plans tried, {fit:,} fit, in {seconds:.1f} s")
+    if not fit:
         print("nothing fits: take more GPUs, a batch with a sequence for each data-parallel rank, or a shorter context")
+        if found:
+            print(f"\n{plan.table(found[: options.top], work)}")
         return 1
     print(f"\n{plan.table(found[: options.top], work)}\n\nThe first, part by part:")
     print(plan.explain(model, found[0].plan, work, cluster))
@@ -91,13 +95,14 @@ def report(model, work, options, found, tried: int, seconds: float) -> dict:
     """What `--json` prints."""
     return {
         "model": model.name, "parameters": model.parameters, "gpus": options.gpus, "cluster": options.cluster,
-        "tokens": work.tokens, "context": work.context, "tried": tried, "fit": len(found), "search_seconds": seconds,
+        "tokens": work.tokens, "context": work.context, "tried": tried,
+        "fit": sum(choice.memory.fits for choice in found), "search_seconds": seconds,
         "plans": [
             {
                 "plan": str(choice.plan), "layout": str(choice.plan.layout), "zero": choice.plan.zero,
                 "schedule": choice.plan.schedule, "chunks": choice.plan.chunks,
                 "micro_batch": choice.plan.micro_batch, "recompute": choice.plan.recompute,
-                "step_seconds": choice.seconds.total, "seconds": choice.seconds._asdict(),
+                "fits": choice.memory.fits, "step_seconds": choice.seconds.total, "seconds": choice.seconds._asdict(),
                 "tokens_per_second": work.tokens / choice.seconds.total,
                 "memory_bytes": choice.memory.total, "memory": choice.memory._asdict(),
             }

@@ -30,7 +30,7 @@ from fivefold.plan.model import (
     cluster,
     gpt,
 )
-from fivefold.plan.search import Choice, Options, cuts, filled, search, tunings
+from fivefold.plan.search import Choice, Options, cuts, filled, search, survey, tunings
 from fivefold.plan.time import (
     TAKEN,
     Seconds,
@@ -96,6 +96,7 @@ __all__ = [
     "stage_seconds",
     "state_seconds",
     "step_seconds",
+    "survey",
     "table",
     "tunings",
 ]

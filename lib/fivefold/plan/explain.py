@@ -24,7 +24,8 @@ def table(choices: Sequence[Choice], work: Work) -> str:
     for number, (plan, memory, seconds) in enumerate(choices, start=1):
         shares = "".join(f"{part / seconds.total:>8.1%}" for part in seconds)
         rate = f"{work.tokens / seconds.total:,.0f}"
-        lines.append(f"{number:<4}{seconds.total:>7.3f} s{rate:>11}{size(memory.total):>10}  {shares}  {plan}")
+        room = "" if memory.fits else ", does not fit"
+        lines.append(f"{number:<4}{seconds.total:>7.3f} s{rate:>11}{size(memory.total):>10}  {shares}  {plan}{room}")
     return "\n".join(lines)
 
 

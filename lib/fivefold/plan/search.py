@@ -56,6 +56,19 @@ def search(
     return sorted(found, key=lambda choice: (choice.seconds.total, choice.memory.total))
 
 
+def survey(
+    model: Model, work: Work, gpus: int, cluster: Cluster, software: Software = MODERN, options: Options | None = None
+) -> list[Choice]:
+    """Every plan for `gpus` GPUs, whether it fits or not: first those that do, in both halves the fastest first."""
+    found = []
+    for cut in cuts(model, work, gpus, options):
+        for layout in filled(model, work, gpus, cut):
+            for plan in tunings(model, work, layout, options):
+                memory = fits(model, plan, work, cluster, software)
+                found.append(Choice(plan, memory, step_seconds(model, plan, work, cluster, software)))
+    return sorted(found, key=lambda choice: (not choice.memory.fits, choice.seconds.total, choice.memory.total))
+
+
 def cuts(model: Model, work: Work, gpus: int, options: Options | None = None) -> Iterator[Layout]:
     """Every way to cut the model and its sequences over some of the GPUs: layouts of TP, CP and PP, without DP."""
     options = options or Options()

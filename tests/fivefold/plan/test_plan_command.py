@@ -35,6 +35,15 @@ def test_sizes_in_the_place_of_a_name(capsys: pytest.CaptureFixture) -> None:
     assert "your model" in capsys.readouterr().out
 
 
+def test_all_shows_what_does_not_fit_too(capsys: pytest.CaptureFixture) -> None:
+    """With --all every plan that was tried is ranked, and each says whether it fits."""
+    assert main([*SMALL, "--all", "--json", "--top", "100000"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    fits = [found["fits"] for found in report["plans"]]
+    assert len(fits) == report["tried"] and sum(fits) == report["fit"] < len(fits)
+    assert fits == sorted(fits, reverse=True)
+
+
 def test_nothing_fits_is_exit_1(capsys: pytest.CaptureFixture) -> None:
     """And it says what to change."""
     assert main(["plan", "llama3-405b", "--gpus", "8", "--context", "8192"]) == 1
