@@ -37,6 +37,10 @@ class Model:
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise ValueError(f"top_k is {self.top_k}: choose 1 to {self.experts}, the number of experts")
 
+    def __hash__(self) -> int:
+        """Of few sizes, since a model is a key of many caches."""
+        return hash((self.layers, self.hidden, self.ffn, self.experts))
+
     @property
     def kv_width(self) -> int:
         """Numbers in a token's keys: K/V heads times their size."""
@@ -131,6 +135,10 @@ class Software:
     element_bytes: int = 2
     optimizer_bytes: int = 12
     counted: bool = True
+
+    def __hash__(self) -> int:
+        """Of few fields, since it is a key of many caches."""
+        return hash((self.flash, self.fused, self.overlap, self.gradient_bytes))
 
 
 MODERN = Software()
