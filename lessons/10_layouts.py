@@ -386,7 +386,7 @@ for number in (22, 23, 24):
 # of TP 8. A rank sends half as many tokens over NVLink; K and V are small, since 128 heads share 8 of them; and with
 # half as much DP each pipeline has twice as many micro-batches, so its bubble is half as long. Is it better? The
 # formula knows nothing of a busy network with K and V on it in every layer, and little of memory that is lost in holes.
-# Four percent are within its error. What it can say is that these layouts are among the best dozen of ten thousand.
+# Four percent are within its error. What it can say is that these layouts are among the best dozen of thousands.
 
 # %%
 short = predicted[23]

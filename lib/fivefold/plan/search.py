@@ -25,9 +25,12 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What a search tries besides the degrees of the axes. More of anything takes longer."""
+    """What a search tries besides the degrees of the axes. More of anything takes longer.
 
-    zero: tuple[int, ...] = (0, 1, 2, 3)
+    ZeRO's stage 0 is not tried: it keeps more than stage 1 and sums as much.
+    """
+
+    zero: tuple[int, ...] = (1, 2, 3)
     schedules: tuple[str, ...] = ("one_f_one_b", "interleaved", "zb_h1")
     micro_batch: tuple[int, ...] = (1, 2, 4, 8)
     recompute: tuple[str, ...] = ("none", "full")
