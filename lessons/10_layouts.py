@@ -376,10 +376,9 @@ for number in (22, 23, 24):
     choices = my_search(theirs.run.model, theirs.run.work, theirs.run.gpus, theirs.run.cluster)
     ahead = sum(one.seconds.total < theirs.seconds.total * (1 - 1e-9) for one in choices)
     slower = theirs.seconds.total / choices[0].seconds.total - 1
-    print(
-        f"{theirs.run.plan.layout!s:18} {theirs.run.work.context:7,} tokens, {theirs.run.gpus:6,} GPUs: "
-        f"rank {ahead + 1} of {len(choices):,}; {slower:.1%} slower than {choices[0].plan}"
-    )
+    beside = f"{slower:.1%} slower than {choices[0].plan}" if ahead else "nothing is faster"
+    print(f"{theirs.run.plan.layout!s:18} {theirs.run.work.context:7,} tokens, {theirs.run.gpus:6,} GPUs:", end=" ")
+    print(f"rank {ahead + 1} of {len(choices):,}; {beside}")
 
 # %% [markdown]
 # The long one comes out on top. For 8,192 tokens the planner has a few percent to offer: TP 4 with CP 4 in the place
