@@ -19,6 +19,7 @@ MULTIPLES_OF_EPSILON = {
     "exact": 0,  # copies, indices, masks
     "rounding": 64,  # the same sums, added up in another order
     "layers": 4096,  # several layers, a softmax, an optimizer's step
+    "large logits": 4096 * 10_000,  # one rounding of a logit of 1e4 changes its probability by 1e4 roundings
 }
 NOTHING = torch.empty(0, dtype=torch.float64)
 

@@ -10,6 +10,7 @@ query sees the keys that do not stand after it; without them, every query sees e
 from fivefold.context.fast import fast_ring_attention
 from fivefold.context.order import (
     LocalTokens,
+    block_mask,
     causal_work,
     check_positions,
     local_tokens,
@@ -24,6 +25,7 @@ __all__ = [
     "LocalTokens",
     "all_gather_attention",
     "all_to_all_attention",
+    "block_mask",
     "causal_work",
     "check_positions",
     "fast_ring_attention",

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.attention import causal_mask
 from fivefold.layout import Layout, check_sizes
 
 
@@ -74,6 +75,14 @@ def causal_work(positions: Tensor) -> Tensor:
     contiguous parts (53.3% at 8 ranks), and 1 with zig-zag.
     """
     return (positions + 1).sum(dim=1)
+
+
+def block_mask(positions: Tensor | None, rank: int, source: int) -> Tensor | None:
+    """Which keys of rank `source` the queries of `rank` see: (s/n, s/n), true where the key does not stand after.
+
+    positions: (n, s/n). None where there are none: every query sees every key.
+    """
+    return None if positions is None else causal_mask(positions[rank], positions[source])
 
 
 def check_positions(positions: Tensor | None, group: dist.ProcessGroup, num_tokens: int) -> None:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fivefold.attention import block_attention, block_attention_backward, causal_mask, merge
-from fivefold.context.order import check_positions
+from fivefold.attention import block_attention, block_attention_backward, merge
+from fivefold.context.order import block_mask, check_positions
 
 
 def pass_on(x: Tensor, group: dist.ProcessGroup) -> Callable[[], Tensor]:
@@ -50,22 +50,13 @@ def ring_blocks(block: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, 
     yield (rank + 1) % n, block
 
 
-def _mask(positions: Tensor | None, rank: int, source: int) -> Tensor | None:
-    return None if positions is None else causal_mask(positions[rank], positions[source])
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """Sums are kept in float32 at least."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, positions: Tensor | None) -> Tensor:
-        out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=_wide(q))
+        rank, out, lse = group.rank(), None, None
         for source, (k_block, v_block) in ring_blocks(torch.stack((k, v)), group):
-            mask = _mask(positions, group.rank(), source)
-            out, lse = merge(out, lse, *block_attention(q, k_block, v_block, mask))
+            part = block_attention(q, k_block, v_block, block_mask(positions, rank, source))
+            out, lse = part if source == rank else merge(out, lse, *part)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse, positions)
         ctx.group = group
@@ -75,10 +66,10 @@ class _RingAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, positions = ctx.saved_tensors
-        rank, dq = ctx.group.rank(), torch.zeros_like(q, dtype=_wide(q))
+        rank, dq = ctx.group.rank(), torch.zeros_like(q, dtype=lse.dtype)
         arrive = partial(dq.new_zeros, (2, *k.shape))  # what others have added to this block's gradient
         for source, (k_block, v_block) in ring_blocks(torch.stack((k, v)), ctx.group):
-            mask = _mask(positions, rank, source)
+            mask = block_mask(positions, rank, source)
             dq_share, *dkv_share = block_attention_backward(dout, q, k_block, v_block, out, lse, mask)
             dq += dq_share
             dkv = torch.stack(dkv_share).to(dq.dtype)
