@@ -56,10 +56,14 @@ def judge_bytes(case: Heads, ledger: Ledger, expected: dict[tuple[str, str], Any
         for call in made:
             if (call.op, _way(call)) not in expected:
                 noun = NOUNS.get(call.op, call.op)
-                seen = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} {_way(call)} on rank {rank} that should not be there"
+                seen = (
+                    f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} {_way(call)} on rank {rank} that should not be there"
+                )
                 return Finding("traffic", False, seen, _where([call]))
             if sorted(call.ranks) != sorted(case.place(rank)[1]):
-                seen = f"{NOUNS[call.op]} in ranks {list(call.ranks)} on rank {rank}, expected {list(case.place(rank)[1])}"
+                seen = (
+                    f"{NOUNS[call.op]} in ranks {list(call.ranks)} on rank {rank}, expected {list(case.place(rank)[1])}"
+                )
                 return Finding("traffic", False, seen, _where([call]))
         for (op, way), wanted in expected.items():
             held = [call for call in made if (call.op, _way(call)) == (op, way)]
@@ -69,7 +73,9 @@ def judge_bytes(case: Heads, ledger: Ledger, expected: dict[tuple[str, str], Any
                 times = f" ({sent / most:.3g} times)" if most else ""
                 return Finding("traffic", False, seen + times, _where(held))
             if len(held) > calls:
-                return Finding("traffic", False, f"{len(held)} {NOUNS[op]}s {way} on rank {rank}, expected {calls} at most")
+                return Finding(
+                    "traffic", False, f"{len(held)} {NOUNS[op]}s {way} on rank {rank}, expected {calls} at most"
+                )
     return Finding("traffic", True, words, sent_in_words(ledger))
 
 
@@ -78,7 +84,10 @@ def judge_memory(case: Heads, outcomes: Sequence[Any], ledger: Ledger) -> Findin
     for rank, outcome in enumerate(outcomes):
         block, queries, tokens = case.block(rank), case.queries(rank), case.tokens_of(rank)
         kept = 2 * queries + block + NUMBER * case.b * case.heads * tokens
-        saved, alive = ledger[rank].memory.phases.get(MEASURED, 0), outcome["kept"] - block  # the runtime holds the last
+        saved, alive = (
+            ledger[rank].memory.phases.get(MEASURED, 0),
+            outcome["kept"] - block,
+        )  # the runtime holds the last
         if (saved := max(saved, alive)) > kept:
             seen = f"rank {rank} keeps {size_in_words(saved)} for backward, expected {size_in_words(kept)}"
             look = "What of the other ranks is still there when forward has ended?"
@@ -95,7 +104,9 @@ def judge_memory(case: Heads, outcomes: Sequence[Any], ledger: Ledger) -> Findin
             seen = f"rank {rank} makes a tensor of {outcome['largest']:,} numbers"
             detail = f"the scores of one block are {scores:,}, its keys and values {block // NUMBER:,}"
             return Finding("memory", False, seen, detail, "Which tensor grows with the whole sequence?")
-    return Finding("memory", True, f"{size_in_words(ledger[0].memory.phases.get(MEASURED, 0))} kept, one block in flight")
+    return Finding(
+        "memory", True, f"{size_in_words(ledger[0].memory.phases.get(MEASURED, 0))} kept, one block in flight"
+    )
 
 
 def judge_overlap(case: Heads, ledger: Ledger) -> Finding:
@@ -121,8 +132,7 @@ def judge_overlap(case: Heads, ledger: Ledger) -> Finding:
 def _foreign(rank: int, calls: list[Communication]) -> str:
     for call in calls:
         if call.op not in ("send", "recv"):
-            noun = NOUNS.get(call.op, call.op)
-            return f"rank {rank} calls {'an' if noun[0] in 'aeiou' else 'a'} {noun}: a ring is made of messages"
+            return f"rank {rank} calls {_article(call)}: a ring is made of messages"
     return ""
 
 
@@ -144,6 +154,15 @@ def _blocks(rank: int, calls: list[Communication], way: str, wanted: int, block:
     if len(sends) > 2 * wanted:
         return f"rank {rank} sends {numbered(len(sends), 'message')} {way}, expected {wanted}"
     return ""
+
+
+def _saved(ledger: Ledger, rank: int) -> int:
+    return ledger[rank].memory.phases.get(MEASURED, 0)
+
+
+def _article(call: Communication) -> str:
+    noun = NOUNS.get(call.op, call.op)
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def _way(call: Communication) -> str:

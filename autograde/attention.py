@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from fivefold.context import fast_ring_attention
 from fivefold.runtime.group import WatchedGroup
-from fivefold.runtime.ledger import phase
+from fivefold.runtime.ledger import Computation, Wait, phase
+from fivefold.runtime.marks import now
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -54,7 +55,8 @@ class Heads(Tokens):
         widths = (self.heads, self.kv_heads, self.kv_heads, self.heads)
         q, k, v, incoming = (self.random(place + i, self.b, n, self.s, self.d) for i, n in enumerate(widths))
         if self.logits != "ordinary":
-            rising = torch.linspace(-100, 100, self.s, dtype=torch.float64)
+            levels = -(-self.s // 3)  # three keys of each, so that a row's largest weights are shared
+            rising = torch.linspace(-100, 100, levels, dtype=torch.float64).repeat_interleave(3)[: self.s]
             q[..., -1], k[..., -1] = 100 * self.d**0.5, rising if self.logits == "rising" else 100.0
         return [q, k, v, incoming]
 
@@ -120,7 +122,21 @@ def try_measured(solution: Callable, case: Heads) -> dict:
         watch.most_received = 0
         if out.requires_grad and out.shape == incoming.shape:
             out.backward(incoming)
-    return seen | {"received backward": watch.most_received, "largest": watch.largest}
+    return seen | {"received backward": watch.most_received, "largest": watch.largest} | _waited_idly()
+
+
+def _waited_idly() -> dict[str, int]:
+    """How many messages the rank received forward and backward without computing anything while they were under way."""
+    entries = now.recorder.entries
+    waits = {entry.of: entry.index for entry in entries if isinstance(entry, Wait)}
+    work = [entry.index for entry in entries if isinstance(entry, Computation) and entry.flops]
+    found = {"idle waits forward": 0, "idle waits backward": 0}
+    for call in entries:
+        if getattr(call, "op", "") == "recv":
+            end = waits.get(call.index, call.index)
+            idle = not any(call.index < index < end for index in work)
+            found[f"idle waits {'backward' if call.backward else 'forward'}"] += idle
+    return found
 
 
 class Watch(TorchDispatchMode):
@@ -204,7 +220,9 @@ def one_process(case: Heads) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         out.backward(incoming)
         for rank in ranks:
             outputs[rank] = case.part(rank, out.detach())
-            gradients[rank] = {f"{name}.grad": case.part(rank, x.grad) for name, x in zip(NAMES, (q, k, v), strict=True)}
+            gradients[rank] = {
+                f"{name}.grad": case.part(rank, x.grad) for name, x in zip(NAMES, (q, k, v), strict=True)
+            }
     return outputs, gradients
 
 
