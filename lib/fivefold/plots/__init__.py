@@ -15,11 +15,18 @@
     plans(choices)                                plans of a search: where a step's time goes, and the memory
     bytes_moved(moved, tokens, marks)             a pipeline's and ZeRO-3's bytes by tokens a step, and where they cross
     predictions(points)                           predicted over reported, with a band of 10%
+    ring_attention(n, step, mask, slope)          a ring of blocks: which one is where, one row's maximum and sum
+    causal_work(n, order, rank)                   a causal mask in chunks, and the work of each rank
+    work_by_rank(work)                            each rank's work in several orders, beside an even share
+    overlap_condition(gpus, published, tried)     how long a block must be for its transfer to hide
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
 
 from fivefold.plots.activations import activation_memory
+from fivefold.plots.blocks import ring_attention
+from fivefold.plots.causal import causal_work, work_by_rank
+from fivefold.plots.condition import overlap_condition
 from fivefold.plots.cube import work_cube
 from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
@@ -37,18 +44,22 @@ __all__ = [
     "activation_memory",
     "axis_colour",
     "bytes_moved",
+    "causal_work",
     "column_row_pair",
     "data_parallel_limits",
     "kept_by_stage",
     "layouts",
     "memory",
+    "overlap_condition",
     "plans",
     "predictions",
     "ring_all_reduce",
+    "ring_attention",
     "timeline",
     "timeline_of_schedule",
     "traffic",
     "traffic_by_axis",
+    "work_by_rank",
     "work_cube",
     "zero_memory",
 ]

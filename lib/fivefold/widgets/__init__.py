@@ -7,11 +7,14 @@
     planner()                    the layouts of a model on a cluster, ranked: time by part, and memory
     ring_all_reduce()            a ring, step by step: which sums each rank holds of each piece
     zero_memory()                what ZeRO leaves on a rank, by stage and by number of ranks
+    ring_attention()             a ring of blocks, step by step: which one is where, one row's maximum and sum
+    causal_work()                a causal mask in chunks, and each rank's work before and after zig-zag
 
 The picture stands in the notebook by itself, so that it is there without a running kernel too.
 """
 
 from fivefold.widgets.activations import activation_memory
+from fivefold.widgets.attention import causal_work, ring_attention
 from fivefold.widgets.cube import work_cube
 from fivefold.widgets.pair import column_row_pair
 from fivefold.widgets.planner import planner
@@ -21,10 +24,12 @@ from fivefold.widgets.zero import zero_memory
 
 __all__ = [
     "activation_memory",
+    "causal_work",
     "column_row_pair",
     "planner",
     "replayed",
     "ring_all_reduce",
+    "ring_attention",
     "work_cube",
     "zero_memory",
 ]
