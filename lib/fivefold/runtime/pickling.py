@@ -46,7 +46,19 @@ class _Pickler(cloudpickle.Pickler):
             and type(obj) is not types.ModuleType
         ):
             return importlib.import_module, (obj.__name__,)  # such as torch.ops, which cloudpickle would copy
+        if isinstance(obj, types.ModuleType) and obj.__name__ not in sys.modules and _parent_has(obj):
+            return _part_of, tuple(obj.__name__.rpartition(".")[::2])  # such as torch._C._functions, in C
         return super().reducer_override(obj)
+
+
+def _parent_has(module: types.ModuleType) -> bool:
+    """Whether a module that cannot be imported is an attribute of one that can."""
+    parent, _, name = module.__name__.rpartition(".")
+    return getattr(sys.modules.get(parent), name, None) is module
+
+
+def _part_of(parent: str, name: str) -> Any:
+    return getattr(importlib.import_module(parent), name)
 
 
 def _reduce_code(code: types.CodeType) -> tuple:

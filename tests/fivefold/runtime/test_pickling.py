@@ -5,6 +5,7 @@ import sys
 
 import torch
 from fivefold.runtime import pickling
+from torch.autograd.function import once_differentiable
 
 
 def helper():
@@ -17,6 +18,17 @@ def uses_helper():
 
 def uses_torch_ops(x):
     return torch.ops.aten.mul(x, 2)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return 2 * grad
 
 
 def copy(value, refer=None):
@@ -41,6 +53,13 @@ def test_a_copied_function_keeps_its_file_and_lines():
 def test_functions_that_name_torchs_operators_travel():
     """torch.ops is a module that cloudpickle cannot copy."""
     assert copy(uses_torch_ops)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_autograd_functions_that_can_be_differentiated_once_travel():
+    """Their decorator names a module inside torch's C library, which cannot be imported nor copied."""
+    x = torch.ones(2, requires_grad=True)
+    copy(Doubled).apply(x).sum().backward()
+    assert x.grad.tolist() == [2, 2]
 
 
 def test_an_object_can_be_replaced_by_the_librarys_on_the_way():
