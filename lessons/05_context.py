@@ -526,15 +526,15 @@ published = [
     Published("TPU v4", 1_000),
 ]
 plots.overlap_condition(
-    {"A100, 312 TFLOPS": 312e12, "H100, 989 TFLOPS": 989.4e12},
+    {"A100": 312e12, "H100": 989.4e12},
     published,
     [tried(bandwidth, share * tokens) for bandwidth, tokens in least.items() for share in (0.7, 1.5)],
 )
 
 # %% [markdown]
-# (The two marks on the right margin are rows whose bandwidth the paper has in another table.) For whole sequences the
-# paper multiplies by six, because a rank has six such blocks in memory: its query, output, the K and V in use and those
-# on their way. 6,200 tokens a rank on NVLink, 149,500 on the slow network.
+# (The two marks on the right margin are rows of other machines, whose links are not drawn here.) For the tokens that a
+# rank needs, the paper multiplies by six, because six such blocks are in its memory: the query's, the output's, K and V
+# in use, K and V on their way. That makes 6,200 tokens on NVLink, and 149,500 on the slow network.
 #
 # **The memory.** What a rank keeps of one attention for backward, and the largest that it ever receives, for the three
 # ways:

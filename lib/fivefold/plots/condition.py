@@ -44,7 +44,7 @@ def overlap_condition(
     `gpus` maps names to floating point operations a second. Published rows are squares, replays circles: filled where
     every transfer was hidden. Both axes are logarithmic. (Ring Attention, Liu et al. 2023, section 3 and table 2.)
     """
-    sheet = Sheet(title or _title(gpus), 9.0, HEIGHT, left=0.85, right=2.25, bottom=0.75)
+    sheet = Sheet(title or _title(), 9.0, HEIGHT, left=0.85, right=2.25, bottom=0.75)
     axes = sheet.axes
     known = [row.bandwidth for row in published if row.bandwidth] + [one.bandwidth for one in tried]
     low, high = min([10e9, *known]) / 1.6, max([900e9, *known]) * 1.6
@@ -52,7 +52,7 @@ def overlap_condition(
     for (name, flops), line in zip(gpus.items(), LINES, strict=False):
         ends = [min_ring_block(flops, x) for x in (low, high)]
         axes.plot([low, high], ends, color=CONTEXT, linewidth=1.8, linestyle=line, zorder=2)
-        _note(axes, name, high, ends[1], (6, 0))
+        _note(axes, f"{name}, {flops / 1e12:.0f} TFLOPS", high, ends[1], (6, 0))
     slowest = [min_ring_block(max(gpus.values()), x) for x in (low, high)]
     axes.fill_between([low, high], slowest, [max(slowest) * 4] * 2, color=WORK["compute"], linewidth=0, zorder=0)
     middle = (low * high) ** 0.5
@@ -100,8 +100,8 @@ def _note(
     axes.annotate(text, (x, y), offset, annotation_clip=False, **style, **box)
 
 
-def _title(gpus: Mapping[str, float]) -> str:
-    return "A transfer hides from a block of FLOPS / bandwidth tokens on: the slower the link, the longer the block"
+def _title() -> str:
+    return "Transfers are hidden from FLOPS / bandwidth tokens in a block on: a slow link needs long blocks"
 
 
 def _alt(gpus: Mapping[str, float], published: Sequence[Published], tried: Sequence[Tried]) -> str:
