@@ -156,7 +156,7 @@ class OnlineSoftmax(Check):
         if name == "memory":
             alive, largest, block = outcomes[0]["alive"], outcomes[0]["largest"], case.rows * max(case.sizes)
             look = "What of a block is needed when it has been looked at?"
-            if alive > 1:
+            if alive > 2:  # the last one, and one that a variable may still name
                 seen = f"{alive} of {len(case.sizes) - 1} earlier blocks are still there when the last is asked for"
                 yield Finding(name, False, seen, look=look)
             elif largest > 2 * block:

@@ -97,7 +97,7 @@ def _cell(
         look |= {"edgecolor": CONTEXT}
     axes.add_patch(Rectangle((left + 0.03, top), wide - 0.06, tall, facecolor=fill, zorder=2, **look))
     if was:
-        words = "hidden" if hidden and wide > 0.6 else "–" if hidden else f"{seen[1]:.1f}"
+        words = "hidden" if hidden and wide > 0.6 else "–" if hidden else f"{seen[1] + 0.0:.1f}".replace("-", "−")
         colour = PAPER if here and not hidden else SOFT if hidden else INK
         _text(
             axes, left + wide / 2, top + tall / 2, words, colour=colour, zorder=4, weight="bold" if here else "normal"
@@ -108,7 +108,7 @@ def _numbers(axes: Axes, middle: float, row: Row, step: int) -> None:
     _, _, largest, total = row[step]
     before = row[step - 1][2] if step else -math.inf
     left = LEFT + BLOCKS
-    _text(axes, left + 0.62, middle, "−∞" if math.isinf(largest) else f"{largest:.2f}")
+    _text(axes, left + 0.62, middle, "−∞" if math.isinf(largest) else f"{largest:.2f}".replace("-", "−"))
     _text(axes, left + 1.5, middle, f"{total:.3f}")
     scaled = "" if math.isinf(before) else "1" if before == largest else f"{math.exp(before - largest):.2g}"
     weight = "bold" if scaled not in ("", "1") else "normal"

@@ -60,7 +60,8 @@ def work_by_rank(work: Mapping[str, Sequence[float]], title: str = "", unit: str
             middle = 0.3 + (rank + 0.5) * row
             axes.add_patch(Rectangle((at, middle - row * 0.34), amount * scale, row * 0.68, facecolor=CONTEXT))
             _text(axes, at - 0.08, middle, f"rank {rank}", ha="right", size=8)
-            _text(axes, at + amount * scale + 0.08, middle, f"{amount:.3g}", ha="left", size=8)
+            box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}
+            _text(axes, at + amount * scale + 0.08, middle, f"{amount:.3g}", ha="left", size=8, zorder=5, bbox=box)
         axes.plot([at + mean * scale] * 2, [0.26, 0.32 + n * row], color=INK, linewidth=1.2, linestyle=(0, (3, 2)))
         _text(axes, at + mean * scale, 0.44 + n * row, f"even: {mean:.3g}", colour=OTHER)
     each = "; ".join(
