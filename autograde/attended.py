@@ -9,7 +9,7 @@ from fivefold.runtime.cluster import GPU, Cluster, Link
 from fivefold.runtime.ledger import Communication, Ledger
 from fivefold.runtime.replay import replay
 
-from autograde.attention import MEASURED, NUMBER, Heads, given, one_process
+from autograde.attention import IN_USE, MEASURED, NUMBER, Heads, given, one_process
 from autograde.compare import compare, compare_all
 from autograde.traffic import NOUNS, sent_in_words, size_in_words
 from autograde.verdict import Finding, numbered
@@ -83,19 +83,15 @@ def judge_memory(case: Heads, outcomes: Sequence[Any], ledger: Ledger) -> Findin
     """Kept for backward: q, k, v, the output and its log-sum-exps. Never more than one block on its way."""
     for rank, outcome in enumerate(outcomes):
         block, queries, tokens = case.block(rank), case.queries(rank), case.tokens_of(rank)
-        kept = 2 * queries + block + NUMBER * case.b * case.heads * tokens
-        saved, alive = (
-            ledger[rank].memory.phases.get(MEASURED, 0),
-            outcome["kept"] - block,
-        )  # the runtime holds the last
-        if (saved := max(saved, alive)) > kept:
+        kept = case.kept(rank)
+        saved = max(_saved(ledger, rank), outcome["kept too much"] + kept * bool(outcome["kept too much"]))
+        if saved > kept:
             seen = f"rank {rank} keeps {size_in_words(saved)} for backward, expected {size_in_words(kept)}"
             look = "What of the other ranks is still there when forward has ended?"
             return Finding("memory", False, f"{seen} ({saved / kept:.3g} times)", look=look)
-        for way, most in (("forward", 3), ("backward", 5)):  # one that a loop's variable still names among them
-            received = outcome[f"received {way}"] / block
-            if received > most + 0.01:
-                seen = f"{way}, rank {rank} holds {received:.3g} blocks of other ranks at a time"
+        for way, most in IN_USE.items():
+            if extra := outcome[f"blocks too many {way}"]:
+                seen = f"{way}, rank {rank} holds {extra + most:.3g} blocks of other ranks at a time"
                 look = "One is in use, and one on its way. What are the others for?"
                 return Finding("memory", False, f"{seen}, expected {most} at most", look=look)
         scores = case.b * case.heads * tokens**2
@@ -104,9 +100,7 @@ def judge_memory(case: Heads, outcomes: Sequence[Any], ledger: Ledger) -> Findin
             seen = f"rank {rank} makes a tensor of {outcome['largest']:,} numbers"
             detail = f"the scores of one block are {scores:,}, its keys and values {block // NUMBER:,}"
             return Finding("memory", False, seen, detail, "Which tensor grows with the whole sequence?")
-    return Finding(
-        "memory", True, f"{size_in_words(ledger[0].memory.phases.get(MEASURED, 0))} kept, one block in flight"
-    )
+    return Finding("memory", True, f"{size_in_words(_saved(ledger, 0))} kept, one block in flight")
 
 
 def judge_overlap(case: Heads, ledger: Ledger) -> Finding:

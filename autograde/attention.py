@@ -21,6 +21,7 @@ from autograde.tokens import Tokens, group_of
 
 NUMBER = 8  # bytes of a float64
 NAMES = "q", "k", "v"
+IN_USE = {"forward": 3, "backward": 5}  # blocks of others that a rank may hold: in use, on their way, named by a loop
 MEASURED = "forward"  # the phase in which the check looks at what is kept
 
 
@@ -85,6 +86,10 @@ class Heads(Tokens):
         """Bytes of a rank's keys and values together."""
         return 2 * NUMBER * self.b * self.kv_heads * self.tokens_of(rank) * self.d
 
+    def kept(self, rank: int) -> int:
+        """Bytes that a ring keeps for backward: q, k and v of the rank's tokens, their output and log-sum-exps."""
+        return 2 * self.queries(rank) + self.block(rank) + NUMBER * self.b * self.heads * self.tokens_of(rank)
+
     def queries(self, rank: int) -> int:
         """Bytes of a rank's queries, or of its output."""
         return NUMBER * self.b * self.heads * self.tokens_of(rank) * self.d
@@ -110,7 +115,10 @@ def try_attention(solution: Callable, case: Heads) -> dict:
 
 
 def try_measured(solution: Callable, case: Heads) -> dict:
-    """The same, with an eye on every tensor that is made."""
+    """The same, with an eye on every tensor that is made: how much more there is of what others have than is needed.
+
+    A loop's variable may still name the block before, and the runtime the last one that came: these are not counted.
+    """
     group, rank = group_of(case), dist.get_rank()
     *given, incoming = (case.part(rank, x).contiguous() for x in case.whole(rank))
     qkv = [x.requires_grad_() for x in given]
@@ -118,11 +126,13 @@ def try_measured(solution: Callable, case: Heads) -> dict:
     with Watch() as watch:
         with phase(MEASURED):
             out = solution(*qkv, group, case.table(rank))
-        seen = {"kept": watch.alive(), "received forward": watch.most_received}
-        watch.most_received = 0
+        block, forward = case.block(rank), watch.most_received
+        kept, watch.most_received = watch.alive() - block - case.kept(rank), 0
         if out.requires_grad and out.shape == incoming.shape:
             out.backward(incoming)
-    return seen | {"received backward": watch.most_received, "largest": watch.largest} | _waited_idly()
+    most = {"forward": (forward, IN_USE["forward"]), "backward": (watch.most_received, IN_USE["backward"])}
+    extra = {f"blocks too many {way}": max(0, received / block - used) for way, (received, used) in most.items()}
+    return extra | {"kept too much": max(0, kept), "largest": watch.largest} | _waited_idly()
 
 
 def _waited_idly() -> dict[str, int]:

@@ -196,7 +196,9 @@ class LocalTokens(Check):
             "positions": "From where is it counted?",
         }
         for name in ("inputs", "labels", "positions"):
-            yield compare(name, f"the {name}", [o[name] for o in outcomes], expected[name], "exact", look.get(name, ""))
+            yield compare(
+                name, f"the tensor of {name}", [o[name] for o in outcomes], expected[name], "exact", look.get(name, "")
+            )
         yield compare("inputs", "tokens afterwards", [o["after"] for o in outcomes], expected["after"], "exact")
         rank = case.groups[0][0]
         n = len(case.groups[0])
