@@ -50,20 +50,15 @@ def judge_ring(case: Heads, ledger: Ledger) -> Finding:
 def judge_bytes(case: Heads, ledger: Ledger, expected: dict[tuple[str, str], Any], words: str, calls: int) -> Finding:
     """Whether each rank sent, by (operation, way), the bytes that `expected` gives for a rank, in `calls` at most."""
     for rank in range(case.world_size):
-        made = ledger[rank].communications
-        if len(case.place(rank)[1]) == 1:
+        made, ranks = ledger[rank].communications, case.place(rank)[1]
+        if len(ranks) == 1:
             made = [call for call in made if call.sent]
         for call in made:
             if (call.op, _way(call)) not in expected:
-                noun = NOUNS.get(call.op, call.op)
-                seen = (
-                    f"{'an' if noun[0] in 'aeiou' else 'a'} {noun} {_way(call)} on rank {rank} that should not be there"
-                )
+                seen = f"{_article(call)} {_way(call)} on rank {rank} that should not be there"
                 return Finding("traffic", False, seen, _where([call]))
-            if sorted(call.ranks) != sorted(case.place(rank)[1]):
-                seen = (
-                    f"{NOUNS[call.op]} in ranks {list(call.ranks)} on rank {rank}, expected {list(case.place(rank)[1])}"
-                )
+            if sorted(call.ranks) != sorted(ranks):
+                seen = f"{_article(call)} in ranks {list(call.ranks)} on rank {rank}, expected {list(ranks)}"
                 return Finding("traffic", False, seen, _where([call]))
         for (op, way), wanted in expected.items():
             held = [call for call in made if (call.op, _way(call)) == (op, way)]

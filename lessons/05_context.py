@@ -3,11 +3,11 @@
 #
 # *110 minutes · 9 exercises and 5 questions, 40 points · 4 processes on this machine, no GPU*
 #
-# A wedding has ordered one row of a thousand sandwiches, and no two in a row may taste alike: before a cook makes one,
-# she wants to know all that come before it. Four cooks take 250 each. The first writes her recipes on a tray, and so
-# does everybody. Each looks at the tray in front of her, notes what matters for her own sandwiches, and hands the
-# tray to the left while she is still noting. After three rounds everybody has seen everything, and nobody ever had
-# more than two trays on her table.
+# The school kitchen has an order of one long row: 1,000 sandwiches, each of which has to go with all that stand before
+# it. So before a cook makes one, she wants to know them all. Four cooks take 250 each. The first writes her recipes on a tray, and so
+# does everybody. Each looks at the tray in front of her, notes what matters for her own sandwiches, and hands a copy
+# on to her neighbour while she is still noting. After three rounds everybody has seen everything, and nobody ever had
+# more than two trays of others on her table.
 #
 # ![Four ranks, each with a quarter of the tokens. The queries of a rank stay; its keys and values go one place on at
 # every step, those of the last rank to the first.](pictures/05_ring.svg)
@@ -500,8 +500,8 @@ plots.timeline(hidden, f"With overlap: for {hidden.share('exposed'):.0%}, and fo
 # $$c \ge \frac{\mathrm{FLOPS}}{\mathrm{bandwidth}}$$
 #
 # tokens on, whatever d, the heads and the ranks. The line is that formula; the squares are what the paper states for
-# its machines; the circles are your ring, replayed on A100s with blocks of several lengths, filled where nobody waited
-# for more than the start of a message.
+# its machines; the circles are your ring, replayed on A100s with blocks of several lengths, filled where every transfer
+# was hidden.
 
 # %%
 from fivefold.plots.condition import Published, Tried
@@ -536,14 +536,13 @@ plots.overlap_condition(
 # rank needs, the paper multiplies by six, because six such blocks are in its memory: the query's, the output's, K and V
 # in use, K and V on their way. That makes 6,200 tokens on NVLink, and 149,500 on the slow network.
 #
-# **The memory.** What a rank keeps of one attention for backward, and the largest that it ever receives, for the three
-# ways:
+# **The memory.** What a rank keeps of one attention for backward, in each of the three ways:
 
 # %%
 gathered, traded = (
     mine(f"context.{function.__name__}", function) for function in (all_gather_attention, all_to_all_attention)
 )
-print("\nkB kept by each rank     1 rank    2 ranks    4 ranks    of its own tokens' q, k, v, out and lse")
+print("\nkB kept by each rank     1 rank    2 ranks    4 ranks    beside q, k, v, out and lse of its own tokens")
 own = b * s * a * (4 * d + 1) * 4
 for name, function in (("ring", ring), ("all-gather", gathered), ("all-to-all", traded)):
     kept = [
@@ -646,8 +645,8 @@ print(f"\nThen both models are used in one process, on new text: {tested[0]:.4f}
 check("context.local_tokens", local_tokens)
 
 # %% [markdown]
-# Both are from real projects: labels shifted after the sequence was cut (transformers #36607), and positions that
-# start again in each part.
+# Labels that are shifted after the sequence was cut are from a real project: transformers #36607 on GitHub. Positions
+# that start again in each part are as old as the idea, and as quiet.
 
 # %% [markdown]
 # ## The real tool
@@ -655,7 +654,7 @@ check("context.local_tokens", local_tokens)
 # **PyTorch's ring.** `torch.distributed.tensor.experimental` has `context_parallel`: a `with` block in which
 # `scaled_dot_product_attention` is a ring, zig-zag included, for GPUs. What it is made of runs on a CPU too, where it
 # is handed the CPU's kernel; it is private, and may move with a new version. Beside it: yours, and the library's fast
-# path, which is what the trainer of lesson 11 uses on GPUs. All four results of each have to be equal.
+# path, which the trainer of lesson 11 can use. All four results of each have to be equal.
 
 
 # %%
@@ -688,12 +687,11 @@ for name, theirs in rings.items():
     print(f"{name:15} differs from yours by at most {off:.0e}")
 
 # %%
-whole = {name: run(attend, world_size, f, positions, q, k, v, grad, measure=True).ledger for name, f in (
-    ("yours", ring), ("the fast path", fast_ring_attention), ("all-gather", gathered), ("all-to-all", traded),
-)}  # fmt: skip
+ways = {"yours": ring, "the fast path": fast_ring_attention, "all-gather": gathered}
+ways |= {"all-to-all": traded} if a % world_size == 0 else {}  # ranks get whole heads
 print("                  operations   bytes sent   calls, on rank 0")
-for name, ledger in whole.items():
-    own = ledger[0]
+for name, attention in ways.items():
+    own = run(attend, world_size, attention, positions, q, k, v, grad, measure=True).ledger[0]
     sends = [call for call in own.communications if call.op != "recv"]
     print(f"{name:15} {own.flops / 1e6:9.2f} M {sum(c.sent for c in sends) / 1e3:9.1f} kB {len(sends):6}")
 
