@@ -108,7 +108,7 @@ def try_attention(solution: Callable, case: Heads) -> dict:
             out = solution(out, *qkv[1:], group, positions)
     found = {"output": out.detach().clone(), "gradient": {f"{name}.grad": None for name in NAMES}}
     if out.requires_grad and out.shape == incoming.shape:
-        torch.autograd.backward([out * 1], [incoming])
+        torch.autograd.backward([out], [incoming])
         found["gradient"] = {f"{name}.grad": x.grad for name, x in zip(NAMES, qkv, strict=True)}
     after = {name: x.detach() for name, x in zip(NAMES, qkv, strict=True)} | {"the incoming gradient": incoming}
     return found | {"after": after | ({} if positions is None else {"positions": positions})}

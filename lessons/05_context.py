@@ -4,10 +4,10 @@
 # *110 minutes · 9 exercises and 5 questions, 40 points · 4 processes on this machine, no GPU*
 #
 # The school kitchen has an order of one long row: 1,000 sandwiches, each of which has to go with all that stand before
-# it. So before a cook makes one, she wants to know them all. Four cooks take 250 each. The first writes her recipes on a tray, and so
-# does everybody. Each looks at the tray in front of her, notes what matters for her own sandwiches, and hands a copy
-# on to her neighbour while she is still noting. After three rounds everybody has seen everything, and nobody ever had
-# more than two trays of others on her table.
+# it. So before a cook makes one, she wants to know them all. Four cooks take 250 each. Every cook writes her recipes on
+# a tray. Each looks at the tray in front of her, notes what matters for her own sandwiches, and hands a copy on to her
+# neighbour while she is still noting. After three rounds everybody has seen everything, and nobody ever had more than
+# two trays of others on her table.
 #
 # ![Four ranks, each with a quarter of the tokens. The queries of a rank stay; its keys and values go one place on at
 # every step, those of the last rank to the first.](pictures/05_ring.svg)
@@ -412,8 +412,8 @@ check("context.all_to_all_attention", all_to_all_attention)
 # ## See it
 #
 # **The ring**, step by step. A column is a block, a row a rank; green is the block that it has now. On the right are
-# the running maximum and the sum of one row. Where do scores have to grow or fall for the sum to be rescaled often?
-# Under the causal mask, who has nothing to do? And what does zig-zag change?
+# the running maximum and the sum of one row. When is the sum rescaled often: with scores that rise along the sequence,
+# or fall? Under the causal mask, who has nothing to do? And what does zig-zag change?
 
 # %%
 from fivefold import widgets

@@ -9,7 +9,7 @@ from fivefold.plots.blocks import MASKS
 from fivefold.plots.causal import ORDERS
 from fivefold.widgets.live import choice, explore, switch
 
-SLOPES = {"fall by 1 a key": -1.0, "are alike": 0.0, "grow by 0.5 a key": 0.5, "grow by 3 a key": 3.0}
+SLOPES = {"falling": -1.0, "level": 0.0, "rising": 0.5, "rising fast": 3.0}  # with each key of the sequence
 
 
 def ring_attention(n: int = 4, step: int = 1) -> None:
@@ -22,7 +22,7 @@ def ring_attention(n: int = 4, step: int = 1) -> None:
     controls = {
         "n": ranks,
         "step": steps,
-        "slope": choice("scores along the sequence", SLOPES, 0.5),
+        "slope": choice("scores", SLOPES, 0.5),
         "mask": switch("", list(MASKS), "9em"),
     }
     explore(lambda n, step, slope, mask: plots.ring_attention(n, min(step, n - 1), mask, slope), controls)
