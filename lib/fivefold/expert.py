@@ -51,6 +51,31 @@ def route(logits: Tensor, top_k: int) -> Routing:
     return Routing(probs, experts, probs.gather(-1, experts))
 
 
+def route_within_servers(logits: Tensor, top_k: int, servers: int, most: int) -> Routing:
+    """Choose top_k experts for each token, on `most` servers at most.
+
+    logits: (T, E); the E experts stand on `servers` servers, E/servers on each, in order. A server's score is the sum
+    of the probabilities of its ceil(top_k / most) likeliest experts. The `most` servers with the highest scores are
+    open to the token, and its experts are the top_k likeliest on them. Of equals the one with the smaller number comes
+    first, servers and experts alike. Returns what `route` does: probs is the softmax over all E experts. Raises
+    ValueError where `servers` does not divide E, `most` is not between 1 and `servers`, or the open servers have fewer
+    than top_k experts.
+    DeepSeek-V3 2024, section 2.1.2 (node-limited routing).
+    """
+    each = logits.shape[-1] // servers  # experts of a server
+    if logits.shape[-1] % servers or not 1 <= most <= servers or not 1 <= top_k <= most * each:
+        open_to = f"{most} of {servers} servers"
+        raise ValueError(f"top_k is {top_k}, {logits.shape[-1]} experts, {open_to}: give even servers, and enough")
+    probs = logits.softmax(dim=-1)
+    by_server = probs.detach().unflatten(-1, (servers, each))  # (T, servers, E/servers)
+    best = by_server.sort(dim=-1, descending=True).values[..., : math.ceil(top_k / most)]
+    chosen = best.sum(-1).sort(dim=-1, descending=True, stable=True).indices[:, :most]  # (T, most) servers
+    closed = torch.ones(by_server.shape[:2], dtype=torch.bool, device=logits.device).scatter(1, chosen, False)
+    scores = by_server.masked_fill(closed[..., None], -1.0).flatten(1)
+    experts = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    return Routing(probs, experts, probs.gather(-1, experts))
+
+
 def capacity(num_tokens: int, num_experts: int, top_k: int, factor: float) -> int:
     """How many tokens an expert takes: ceil(num_tokens · top_k / num_experts · factor).
 
@@ -93,19 +118,26 @@ def balance_loss(probs: Tensor, experts: Tensor, groups: Sequence[dist.ProcessGr
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to ranks forward; backward, gradients of rows return the way the rows came."""
-
     @staticmethod
-    def forward(ctx, x: Tensor, receives: list[int], sends: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.splits, ctx.group = (sends, receives), group
+    def forward(ctx, x: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sends, ctx.receives, ctx.group = sends, receives, group
         out = x.new_empty(sum(receives), *x.shape[1:])
         dist.all_to_all_single(out, x.contiguous(), receives, sends, group=group)
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        sends, receives = ctx.splits
-        return _AllToAll.apply(grad, sends, receives, ctx.group), None, None, None
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _AllToAll.apply(grad, ctx.receives, ctx.sends, ctx.group), None, None, None
+
+
+def all_to_all(x: Tensor, sends: list[int], receives: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Rows of x to the ranks of `group`, and rows from them; backward, gradients of rows go back the way the rows came.
+
+    x: (sum of sends, …): first the sends[0] rows for the group's rank 0, then the sends[1] rows for its rank 1, and so
+    on. Returns (sum of receives, …): the receives[0] rows from rank 0, then those from rank 1, and so on. Any number
+    may be 0, and every rank takes part. Communication: one all-to-all forward, one backward.
+    """
+    return _AllToAll.apply(x, sends, receives, group)
 
 
 def dispatch(
@@ -131,7 +163,7 @@ def dispatch(
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)  # (n, E/n) rows from each rank for each of my experts
     sends, receives = counts.sum(1).tolist(), received.sum(1).tolist()
-    rows = _AllToAll.apply(x[sent // experts.shape[1]], receives, sends, group)  # (R, h) by sender, then by expert
+    rows = all_to_all(x[sent // experts.shape[1]], sends, receives, group)  # (R, h) by sender, then by expert
     mine = torch.arange(counts.shape[1], device=x.device).repeat(n).repeat_interleave(received.flatten())  # (R,)
     regrouped = mine.argsort(stable=True)
     return rows[regrouped], received.sum(0), Plan(sent, regrouped, sends, receives)
@@ -144,7 +176,7 @@ def combine(y: Tensor, gates: Tensor, plan: Plan, group: dist.ProcessGroup) -> T
     sum over its choices of gate · output; a dropped choice adds nothing. Communication: one all-to-all of rows;
     backward, one of their gradients. Gradients reach y and gates.
     """
-    back = _AllToAll.apply(y[plan.regrouped.argsort()], plan.sends, plan.receives, group)  # (S, h) in the order sent
+    back = all_to_all(y[plan.regrouped.argsort()], plan.receives, plan.sends, group)  # (S, h) in the order sent
     weighted = back * gates.flatten()[plan.sent, None]
     return weighted.new_zeros(gates.shape[0], y.shape[1]).index_add(0, plan.sent // gates.shape[1], weighted)
 
@@ -239,3 +271,16 @@ class MoE(nn.Module):
             self.balance = loss.detach()
             out = with_loss(out, self.balance_weight * loss)
         return out
+
+
+def average_gradients(layer: MoE, everyone: dist.ProcessGroup, copies: dist.ProcessGroup) -> None:
+    """Turn the gradients of this rank's loss into those of the mean of all ranks' losses, in a `MoE` after backward.
+
+    Each rank of `everyone` has tokens of its own, and a loss. `copies` are those of them that hold the same experts as
+    this rank: one in every expert group. The router saw this rank's tokens; the experts saw tokens of their whole
+    expert group, and their gradients are already sums over its losses. Writes into the tensors that `.grad` is.
+    Communication: one all-reduce for each parameter.
+    """
+    for parameter, group in ((layer.router, everyone), (layer.w_in, copies), (layer.w_out, copies)):
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= everyone.size()
