@@ -103,9 +103,10 @@ def balance_loss(probs: Tensor, experts: Tensor, groups: Sequence[dist.ProcessGr
 
     probs: (T, E), experts: (T, top_k), of this rank's tokens. f is the share of all choices that fell on an expert, P
     its mean probability, both over the tokens of all ranks of `groups`: the loss does not depend on how tokens are
-    split. T may differ between ranks, and be 0. Returns a scalar, the same on every rank: two small all-reduces in each
-    group. The gradient flows through P alone, to this rank's own probs; summed over ranks it is the gradient of one
-    loss. Fedus et al. 2021, equations 4 to 6 (without α).
+    split. T may differ between ranks, and be 0. Returns a scalar, the same on every rank, of float32 or of the dtype of
+    probs where that is wider. Communication: for each group, all-reduces of two numbers an expert, forward only. The
+    gradient flows through P alone, to this rank's own probs; summed over ranks it is the gradient of one loss.
+    Fedus et al. 2021, equations 4 to 6 (without α).
     """
     num_experts, wide = probs.shape[1], torch.promote_types(probs.dtype, torch.float32)
     counts = torch.bincount(experts.flatten(), minlength=num_experts).to(wide)  # bfloat16 counts to 256 only
