@@ -38,10 +38,10 @@ class Plan(NamedTuple):
 def route(logits: Tensor, top_k: int) -> Routing:
     """Choose top_k experts for each token.
 
-    logits: (T, E). Returns a Routing: the softmax over all E experts, the top_k likeliest of each token, and their
-    probabilities as they are (not rescaled to sum 1, so that the router learns also where top_k is 1). Of equally
-    likely experts the one with the smaller number comes first; torch.topk does not promise that. Gradients reach the
-    logits through probs and gates. Raises ValueError where top_k is not between 1 and E.
+    logits: (T, E), where T may be 0. Returns a Routing: the softmax over all E experts, the top_k likeliest of each
+    token, and their probabilities as they are (not rescaled to sum 1, so that the router learns also where top_k is 1).
+    Of equally likely experts the one with the smaller number comes first; torch.topk does not promise that. Gradients
+    reach the logits through probs and gates. Raises ValueError where top_k is not between 1 and E.
     Fedus et al. 2021, section 2.1.
     """
     if not 1 <= top_k <= logits.shape[-1]:
@@ -54,12 +54,12 @@ def route(logits: Tensor, top_k: int) -> Routing:
 def route_within_servers(logits: Tensor, top_k: int, servers: int, most: int) -> Routing:
     """Choose top_k experts for each token, on `most` servers at most.
 
-    logits: (T, E); the E experts stand on `servers` servers, E/servers on each, in order. A server's score is the sum
-    of the probabilities of its ceil(top_k / most) likeliest experts. The `most` servers with the highest scores are
-    open to the token, and its experts are the top_k likeliest on them. Of equals the one with the smaller number comes
-    first, servers and experts alike. Returns what `route` does: probs is the softmax over all E experts. Raises
-    ValueError where `servers` does not divide E, `most` is not between 1 and `servers`, or the open servers have fewer
-    than top_k experts.
+    logits: (T, E), where T may be 0; the E experts stand on `servers` servers, E/servers on each, in order. A server's
+    score is the sum of the probabilities of its ceil(top_k / most) likeliest experts. The `most` servers with the
+    highest scores are open to the token, and its experts are the top_k likeliest on them. Of equals the one with the
+    smaller number comes first, servers and experts alike. Returns what `route` does: probs is the softmax over all E
+    experts. Raises ValueError where `servers` does not divide E, `most` is not between 1 and `servers`, or the open
+    servers have fewer than top_k experts.
     DeepSeek-V3 2024, section 2.1.2 (node-limited routing).
     """
     each = logits.shape[-1] // servers  # experts of a server
@@ -88,8 +88,9 @@ def capacity(num_tokens: int, num_experts: int, top_k: int, factor: float) -> in
 def within_capacity(experts: Tensor, num_experts: int, limit: int) -> Tensor:
     """Which choices an expert with room for `limit` tokens takes; the others are dropped.
 
-    experts: (T, top_k). Returns a bool mask (T, top_k). All first choices come before all second choices; among equals
-    the token with the smaller position comes first. So a token's second choice never pushes out another's first.
+    experts: (T, top_k), where T may be 0. Returns a bool mask (T, top_k). All first choices come before all second
+    choices; among equals the token with the smaller position comes first. So a token's second choice never pushes out
+    another's first.
     Lepikhin et al. 2020, GShard, algorithm 1.
     """
     by_choice = experts.t().reshape(-1)  # (top_k·T,) all first choices, then all second ones
@@ -146,12 +147,12 @@ def dispatch(
 ) -> tuple[Tensor, Tensor, Plan]:
     """Send each token to the ranks that hold its experts.
 
-    x: (T, h), the tokens of this rank. experts: (T, top_k). keep: (T, top_k) bool, the choices that are not dropped;
-    None keeps all. Rank i of the group's n holds the experts i·E/n up to (i + 1)·E/n. Returns the tokens that this
-    rank's experts got, (R, h), sorted by expert, then by sending rank, then by position; their number for each of its
-    E/n experts, (E/n,) int64; and the Plan with which `combine` sends them back. Every rank takes part, also one that
-    sends or gets nothing. Communication: the counts (E integers), then the rows, both all-to-all; backward, the rows'
-    gradients.
+    x: (T, h), the tokens of this rank; T may be 0. experts: (T, top_k). keep: (T, top_k) bool, the choices that are not
+    dropped; None keeps all. Rank i of the group's n holds the experts i·E/n up to (i + 1)·E/n. Returns the tokens that
+    this rank's experts got, (R, h), sorted by expert, then by sending rank, then by position; their number for each of
+    its E/n experts, (E/n,) int64; and the Plan with which `combine` sends them back. Every rank takes part, also one
+    that sends or gets nothing. Communication: the counts (E integers), then the rows, both all-to-all; backward, the
+    rows' gradients.
     Raises ValueError where n does not divide E.
     """
     n = group.size()
@@ -280,7 +281,8 @@ def average_gradients(layer: MoE, everyone: dist.ProcessGroup, copies: dist.Proc
     Each rank of `everyone` has tokens of its own, and a loss. `copies` are those of them that hold the same experts as
     this rank: one in every expert group. The router saw this rank's tokens; the experts saw tokens of their whole
     expert group, and their gradients are already sums over its losses. Writes into the tensors that `.grad` is.
-    Communication: one all-reduce for each parameter.
+    Communication: one all-reduce for each parameter. (The balance loss is one loss of all ranks, of which each adds its
+    part: for a mean, give it a weight that is as many times as large as there are ranks.)
     """
     for parameter, group in ((layer.router, everyone), (layer.w_in, copies), (layer.w_out, copies)):
         dist.all_reduce(parameter.grad, group=group)

@@ -40,10 +40,7 @@ CAPACITY = [
     ),
 ]
 
-WITHIN_BEFORE = "before = (chosen.cumsum(0) - chosen).gather(1, by_choice[:, None])[:, 0]"
-BEFORE += "  # earlier choices of the same expert"
-
-CAPACITY = [
+WITHIN_CAPACITY = [
     Misconception(
         exercise="expert.within_capacity",
         name="token_by_token",

@@ -10,6 +10,9 @@
     work_cube(layout, rank)                       sequences x tokens x layers in blocks, and the servers under them
     data_parallel_limits(ranks, states, …)        memory, batch and gradient sync, as ranks are added
     kept_by_stage(measured, formula, title)       parameters, gradients and optimizer states held, beside a formula
+    expert_load({name: steps})                    the share of choices by expert and step
+    dropped_choices(factors, {name: shares})      the share of choices dropped, by capacity factor
+    tokens_to_experts(stage, ranks, top_k, …)     tokens on their way to experts: scores, capacity, there and back
     ring_all_reduce(n, step, numbers)             a ring, step by step: which sums each rank holds of each piece
     zero_memory(parameters, ranks, stage, …)      what ZeRO leaves on a rank, by stage and by number of ranks
     plans(choices)                                plans of a search: where a step's time goes, and the memory
@@ -32,10 +35,12 @@ from fivefold.plots.curves import memory
 from fivefold.plots.gantt import timeline, timeline_of_schedule
 from fivefold.plots.layouts import layouts
 from fivefold.plots.limits import data_parallel_limits
+from fivefold.plots.load import dropped_choices, expert_load
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
 from fivefold.plots.plans import bytes_moved, plans, predictions
 from fivefold.plots.ring import ring_all_reduce
+from fivefold.plots.routes import tokens_to_experts
 from fivefold.plots.style import Figure, axis_colour
 from fivefold.plots.zero import kept_by_stage, zero_memory
 
@@ -47,6 +52,8 @@ __all__ = [
     "causal_work",
     "column_row_pair",
     "data_parallel_limits",
+    "dropped_choices",
+    "expert_load",
     "kept_by_stage",
     "layouts",
     "memory",
@@ -57,6 +64,7 @@ __all__ = [
     "ring_attention",
     "timeline",
     "timeline_of_schedule",
+    "tokens_to_experts",
     "traffic",
     "traffic_by_axis",
     "work_by_rank",

@@ -9,6 +9,7 @@
     zero_memory()                what ZeRO leaves on a rank, by stage and by number of ranks
     ring_attention()             a ring of blocks, step by step: which one is where, one row's maximum and sum
     causal_work()                a causal mask in chunks, and each rank's work before and after zig-zag
+    tokens_to_experts()          tokens on their way to experts: scores, top-k, capacity, dispatch, combine
 
 The picture stands in the notebook by itself, so that it is there without a running kernel too.
 """
@@ -20,6 +21,7 @@ from fivefold.widgets.pair import column_row_pair
 from fivefold.widgets.planner import planner
 from fivefold.widgets.replayed import replayed
 from fivefold.widgets.ring import ring_all_reduce
+from fivefold.widgets.routes import tokens_to_experts
 from fivefold.widgets.zero import zero_memory
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "replayed",
     "ring_all_reduce",
     "ring_attention",
+    "tokens_to_experts",
     "work_cube",
     "zero_memory",
 ]

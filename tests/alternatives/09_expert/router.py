@@ -64,7 +64,7 @@ def route_within_servers__by_the_library(logits, top_k, servers, most):
     if most < 1 or most > servers or most * num_experts // servers < top_k:
         raise ValueError("too few experts are open")
     with torch.no_grad():
-        probs = logits.softmax(1).view(len(logits), servers, -1)
+        probs = logits.softmax(1).view(len(logits), servers, num_experts // servers)
         score = probs.sort(2, descending=True).values[:, :, : (top_k + most - 1) // most].sum(2)
         rank = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         shut = (rank >= most).repeat_interleave(num_experts // servers, 1)
