@@ -502,7 +502,8 @@ check("expert.route_within_servers", route_within_servers)
 plots.expert_load({"without a balance loss": free[0]["loads"], "with it": even[0]["loads"]})
 
 # %% [markdown]
-# (Papers give the loss a weight of about 0.01, and train for a hundred thousand steps. With 0.3 it shows in a hundred.)
+# (Papers give the loss a weight of about 0.01, and train for many thousands of steps. With 0.3 it shows in a hundred.
+# It is not free: look at the last losses in the table above.)
 #
 # **What is dropped**, if experts have a capacity. The trained routers see a text that is new to them; your `capacity`
 # and `within_capacity` decide on each rank.
@@ -535,8 +536,8 @@ plots.dropped_choices(factors, {name: [dropped(results, f) for f in factors] for
 
 
 # %%
-def one_step(results: list[dict], most: int = 0) -> None:
-    """Forward and backward of the trained layer; with `most`, a token goes to so many servers of 2 experts at most."""
+def one_step(results: list[dict]) -> None:
+    """Forward and backward of the trained layer."""
     ranks = mesh.make_mesh(spread)
     own = results[ranks.rank]
     router, w_in, w_out = (own["weights"][name] for name in ("router", "w_in", "w_out"))
@@ -551,11 +552,24 @@ def one_step(results: list[dict], most: int = 0) -> None:
         y.backward(torch.ones_like(y))
 
 
+def apart(ledger) -> float:
+    """How many times as much the busiest pair exchanges as the quietest."""
+    pairs = {}
+    for own in ledger.ranks:
+        for call in own.communications:
+            for other, size in zip(call.ranks, call.splits, strict=True):
+                if other != own.rank and call.dtype == "float32":
+                    pairs[own.rank, other] = pairs.get((own.rank, other), 0) + size
+    return max(pairs.values()) / max(min(pairs.values()), 1)
+
+
 steps = {name: run(one_step, world_size, results, measure=True).ledger for name, results in lines.items()}
-plots.traffic(steps["without a balance loss"], title="Without a balance loss, a few pairs of ranks exchange nearly all")
+uneven, evened = (apart(ledger) for ledger in steps.values())
+title = f"Without a balance loss, the busiest pair exchanges {uneven:.1f} times as much as the quietest"
+plots.traffic(steps["without a balance loss"], title=title)
 
 # %%
-plots.traffic(steps["with it"], title="With it, every pair exchanges about the same")
+plots.traffic(steps["with it"], title=f"With a balance loss, it exchanges {evened:.1f} times as much")
 
 # %% [markdown]
 # The sum is no smaller. What a rank sends is beside the formula for an even load:
@@ -592,8 +606,8 @@ for name, ledger in steps.items():
 # %% [markdown]
 # An all-to-all ends when the busiest link is done, and the experts when the busiest rank is.
 #
-# **The memory.** A rank holds E/n experts. Twice the experts on twice the ranks leave a rank what it had, and a token
-# pays for as many as before. Measured with two experts a token:
+# **The memory.** A rank holds E/n experts. With more experts there are more weights, and a token needs as many
+# operations as before, but for the router: 2 · (4 · h · inner) + 2 · h · E. Measured with two experts a token:
 
 
 # %%
@@ -604,15 +618,16 @@ def sized(num_experts: int) -> None:
         layer(embedded.chunk(world_size)[ranks.rank])
 
 
-print("experts   weights in all   on a rank   operations for a token")
+print("experts   weights in all   on a rank   operations a token needs   measured")
 for num_experts in (E, 2 * E, 4 * E):
     done = run(sized, world_size, num_experts, measure=True).ledger
     kept, operations = done[0].memory.parameters, sum(rank.flops for rank in done.ranks) / (b * s)
-    whole = 4 * sum(tensor.numel() for tensor in weights(num_experts))
-    print(f"{num_experts:7} {whole / 1e6:13.2f} MB {kept / 1e6:8.2f} MB {operations:20,.0f}")
+    whole, needed = 4 * sum(tensor.numel() for tensor in weights(num_experts)), 8 * h * inner + 2 * h * num_experts
+    print(f"{num_experts:7} {whole / 1e6:13.2f} MB {kept / 1e6:8.2f} MB {needed:26,} {operations:10,.0f}")
 
 # %% [markdown]
-# (Blocks are padded to the longest on each rank, so that some more is computed than is needed.)
+# More is measured than is needed: `grouped_mlp` pads each expert's rows to the most that one on this rank has, and the
+# more experts, the more uneven they are. Kernels for this, *grouped* products, do without padding.
 #
 # **Fewer servers.** Say that each rank is a server with its own experts, and that every token goes to 4 experts. Your
 # `dispatch` sends a row for each. DeepSeek-V3 sends a token once to each server, where it is handed on over the fast
