@@ -50,8 +50,8 @@ world_size = 4  # ranks that share the experts: 2, 4 or 8
 # %% [markdown]
 # ## What is split, what travels, when
 #
-# An MLP holds most of a transformer's weights, and every token pays for all of them. A **mixture of experts** puts E
-# MLPs in its place, the experts, and lets every token pay for k of them:
+# MLPs hold most of a transformer's weights, and every token pays for all of them. A **mixture of experts** puts E MLPs
+# in the place of one, the experts, and lets every token pay for k of them:
 #
 # $$y = \sum_{e \,\in\, \text{top } k} g_e \cdot \mathrm{MLP}_e(x), \qquad g = \mathrm{softmax}(x R^\top)$$
 #
@@ -530,9 +530,9 @@ plots.dropped_choices(factors, {name: [dropped(results, f) for f in factors] for
 # A dropped token is not lost: the layer adds 0 to it, and it goes on unchanged, past the experts. Room costs as well.
 # Frameworks that pad every expert to its capacity compute and send the empty places too.
 #
-# **The traffic.** One step of the layer alone on that new text, forward and backward, measured. First with the router
-# that went its own way: a column is what a rank receives, in dispatch forward and in combine backward; rows are what
-# it sends back.
+# **The traffic.** One step of the layer alone on that new text, forward and backward, measured; first with the router
+# that went its own way. What goes out comes back, so a pair of ranks exchanges as much one way as the other. Rows and
+# columns of a popular rank are dark.
 
 
 # %%
@@ -569,7 +569,7 @@ title = f"Without a balance loss, the busiest pair exchanges {uneven:.1f} times 
 plots.traffic(steps["without a balance loss"], title=title)
 
 # %%
-plots.traffic(steps["with it"], title=f"With a balance loss, it exchanges {evened:.1f} times as much")
+plots.traffic(steps["with it"], title=f"With a balance loss, {evened:.1f} times as much")
 
 # %% [markdown]
 # The sum is no smaller. What a rank sends is beside the formula for an even load:
@@ -652,8 +652,9 @@ for most in range(math.ceil(4 / each), world_size + 1):
     print("{:15} {:17.2f} {:29.2f} {:19.2f} {:14.2f}".format(most, *numbers))
 
 # %% [markdown]
-# **Token by token.** Go through the stages from left to right. Then take the skewed router, and make room until nothing
-# is dropped. What does that room cost? Then set the ranks to 1: what is left to send?
+# **Token by token.** Begin with the scores, and go through the stages from left to right. Orange leaves its rank. Then
+# take the skewed router, and make room until nothing is dropped: how much of it stays empty? Then set the ranks to 1:
+# what is left to send?
 
 # %%
 from fivefold import widgets

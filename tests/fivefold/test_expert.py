@@ -1,5 +1,7 @@
 """Expert parallelism equals every expert in one process, and sends exactly what was routed."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ from fivefold import expert, mesh, run
 from fivefold.layout import Layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn import functional as F
 
 H, FF = 6, 8
@@ -153,6 +156,75 @@ def test_ties_go_to_the_expert_with_the_smaller_number():
     assert expert.route(torch.tensor([[0.0, 1.0, 1.0, 0.0]]), 3).experts.tolist() == [[1, 2, 0]]
 
 
+def test_a_tie_of_servers_goes_to_the_smaller_numbers():
+    """Servers first, then experts on them."""
+    assert expert.route_within_servers(torch.zeros(2, 8), 3, 4, 2).experts.tolist() == [[0, 1, 2]] * 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 6), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_limited_routing_is_the_best_of_all_choices_of_servers(num_tokens, servers, each, data):
+    """Against all sets of servers, tried one by one; with every server open it is `route`."""
+    most = data.draw(st.integers(1, servers))
+    top_k = data.draw(st.integers(1, most * each))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    logits = torch.randn(num_tokens, servers * each, generator=generator, dtype=torch.float64)
+    routing = expert.route_within_servers(logits, top_k, servers, most)
+    best = -(-top_k // most)
+    for row, own in zip(logits.softmax(1), routing.experts.tolist(), strict=True):
+        blocks = row.view(servers, each)
+        score = blocks.topk(min(best, each), dim=1).values.sum(1)
+        opened = max(
+            itertools.combinations(range(servers), most), key=lambda some, score=score: score[list(some)].sum()
+        )
+        allowed = [e for e in range(servers * each) if e // each in opened]
+        assert own == sorted(allowed, key=lambda e, row=row: -row[e])[:top_k]
+    torch.testing.assert_close(routing.gates, logits.softmax(1).gather(1, routing.experts))
+    whole = expert.route_within_servers(logits, top_k, servers, servers)
+    assert torch.equal(whole.experts, expert.route(logits, top_k).experts)
+
+
+def test_all_to_all_is_torchs_own_with_its_gradient():
+    """Uneven and empty pieces, against the differentiable all-to-all of torch."""
+
+    def program():
+        rank, table = dist.get_rank(), [[0, 2, 1], [3, 0, 0], [1, 0, 2]]
+        sends, receives = table[rank], [row[rank] for row in table]
+        numbers = torch.Generator().manual_seed(rank)
+        x = torch.randn(sum(sends), 2, generator=numbers, dtype=torch.float64).requires_grad_()
+        incoming = torch.randn(sum(receives), 2, generator=numbers, dtype=torch.float64)
+        results = []
+        for way in (
+            lambda: expert.all_to_all(x, sends, receives, dist.group.WORLD),
+            lambda: all_to_all_single_autograd(x, receives, sends, dist.group.WORLD),
+        ):
+            y = way()
+            results.append((y.detach() + 0, *torch.autograd.grad(y, x, incoming)))
+        return results
+
+    for ours, theirs in run(program, 3).results:
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_averaged_gradients_are_those_of_the_mean_of_all_losses():
+    """Router and experts against every expert in one process, with two copies of each expert."""
+
+    def program():
+        made = mesh.make_mesh(Layout.parse("dp4,ep2"))
+        moe = expert.MoE(*weights(4), 2, made.ep, made.tp)
+        moe(tokens(made.rank, 1, 5)).square().mean().backward()
+        expert.average_gradients(moe, made.dp_cp, made.ep_dp)
+        return made.expert_rank, moe.router.grad, moe.w_in.grad, moe.w_out.grad
+
+    router, w_in, w_out = (w.requires_grad_() for w in weights(4))
+    sum(dense(tokens(rank, 1, 5), router, w_in, w_out, 2)[0].square().mean() / 4 for rank in range(4)).backward()
+    for place, *grads in run(program, 4).results:
+        wanted = router.grad, w_in.grad.chunk(2)[place], w_out.grad.chunk(2)[place]
+        for one, other in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
 def test_balance_loss_is_1_when_even_and_counts_all_ranks_tokens():
     """Independent of how the same tokens are split over ranks; its gradient too."""
 
@@ -186,6 +258,9 @@ def test_wrong_numbers_are_one_clear_line():
     """Experts that ep does not divide; a top_k larger than their number."""
     with pytest.raises(ValueError, match="top_k is 5: choose 1 to 4"):
         expert.route(torch.zeros(1, 4), 5)
+    for top_k, servers, most in ((3, 2, 1), (1, 3, 1), (1, 2, 3)):
+        with pytest.raises(ValueError, match=f"{most} of {servers} servers"):
+            expert.route_within_servers(torch.zeros(1, 4), top_k, servers, most)
 
     def program():
         expert.dispatch(torch.zeros(1, 2), torch.zeros(1, 1, dtype=torch.int64), 5, dist.group.WORLD)
