@@ -689,7 +689,7 @@ for optimizer, rate in (("SGD", 0.5), ("AdamW", 4e-3)):
         print("{:11} {:8.4f} {:14.4f} {:14.4f}".format(step, *(losses[step] for losses in runs)))
 
 # %% [markdown]
-# AdamW divides a gradient by its own size, so a factor hardly shows. With gradient descent the last column goes another
+# AdamW divides a gradient by its own size, so a factor does not show. With gradient descent the last column goes its own
 # way from the first step on; so does anything that compares gradients with one another, such as clipping by the norm
 # of all of them. Mend the function, so that the columns agree.
 #
@@ -760,9 +760,10 @@ for name, off in run(with_torch, world_size, embedded, random(b, s, h, seed=6)).
 # %% [markdown]
 # ### How others dispatch
 #
-# - **torchtitan** does what you did, with `all_to_all_single_autograd`, and drops nothing. Its newer backend is DeepEP.
-# - **Megatron-LM** lets you choose a *token dispatcher*: `alltoall` is yours; `allgather` gives every rank all tokens,
-#   which is good for few experts; `flex` hands the work to kernels such as DeepEP. Capacity and dropping are options.
+# - **torchtitan** does what you did, with `all_to_all_single_autograd`, and drops nothing. DeepEP's kernels can do the
+#   same work instead.
+# - **Megatron-LM** lets you choose a *token dispatcher*: `alltoall` is yours; `allgather` gives every rank all tokens;
+#   `flex` hands the work to kernels such as DeepEP. Capacity and dropping are options.
 # - **DeepSpeed** follows GShard: every expert gets exactly its capacity of rows from each rank, empty ones as zeros.
 #   So all pieces of its all-to-all are equal, no counts have to go ahead, and padding travels.
 #

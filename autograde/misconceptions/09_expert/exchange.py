@@ -44,18 +44,6 @@ ALL_TO_ALL = [
         old="return _AllToAll.apply(grad, ctx.receives, ctx.sends, ctx.group), None, None, None",
         new="return _AllToAll.apply(grad, ctx.sends, ctx.receives, ctx.group), None, None, None",
     ),
-    Misconception(
-        exercise="expert.all_to_all",
-        name="whole_world",
-        hint="This looks like: the rows go to the ranks of the world, whatever the group. "
-        "For whom are the first sends[0] rows?",
-        old="dist.all_to_all_single(out, x.contiguous(), receives, sends, group=group)",
-        new="""
-        all_sends, all_receives = [0] * dist.get_world_size(), [0] * dist.get_world_size()
-        all_sends[: len(sends)], all_receives[: len(receives)] = sends, receives
-        dist.all_to_all_single(out, x.contiguous(), all_receives, all_sends)
-        """,
-    ),
 ]
 
 ROWS = "rows = all_to_all(x[sent // experts.shape[1]], sends, receives, group)  # (R, h) by sender, then by expert"
@@ -93,14 +81,6 @@ DISPATCH = [
         "In which order does a sort leave equals, if it is not told to keep it?",
         old="order = choices.argsort(stable=True)  # by expert, which is by rank too",
         new="order = (len(choices) - 1 - choices.flip(0).argsort(stable=True))",
-    ),
-    Misconception(
-        exercise="expert.dispatch",
-        name="choice_taken_for_token",
-        hint="This looks like: the number of a choice is taken for the number of its token. "
-        "With two choices a token, which token does choice 3 belong to?",
-        old=ROWS,
-        new="rows = all_to_all(x[sent % max(len(x), 1)], sends, receives, group)",
     ),
     Misconception(
         exercise="expert.dispatch",
@@ -174,14 +154,6 @@ COMBINE = [
         "What says how much the token thinks of each of them?",
         old=WEIGHTED,
         new="weighted = back",
-    ),
-    Misconception(
-        exercise="expert.combine",
-        name="gates_in_another_order",
-        hint="This looks like: the gates are taken in the order of the tokens, and the rows in that of the experts. "
-        "To which choice does the first row belong?",
-        old=WEIGHTED,
-        new="weighted = back * gates.flatten()[plan.sent.sort().values, None]",
     ),
     Misconception(
         exercise="expert.combine",

@@ -22,6 +22,17 @@ MOE = [
     ),
     Misconception(
         exercise="expert.MoE",
+        name="experts_do_not_enter",
+        hint="This looks like: the choices stay outside the tensor-parallel region, where the tokens go in. "
+        "With an `enter` that gathers tokens, how many tokens are inside, and for how many is there a choice?",
+        old="""
+        with torch.no_grad():
+            experts = self.enter(routing.experts.view(*x.shape[:2], self.top_k), self.tp_group).flatten(0, 1)
+        """,
+        new="experts = routing.experts",
+    ),
+    Misconception(
+        exercise="expert.MoE",
         name="output_does_not_leave",
         hint="This looks like: the output does not pass `leave`. With some of each expert's inner features, "
         "what has a rank computed: an output, or a part of a sum?",
@@ -55,13 +66,6 @@ MOE = [
         "How many tokens does this rank have?",
         old="limit = capacity(len(experts), len(self.router), self.top_k, self.capacity_factor)",
         new="limit = capacity(len(x), len(self.router), self.top_k, self.capacity_factor)",
-    ),
-    Misconception(
-        exercise="expert.MoE",
-        name="capacity_ignored",
-        hint="This looks like: nothing is ever dropped. Which choices has an expert room for?",
-        old="rows, counts, plan = dispatch(tokens.flatten(0, 1), experts, len(self.router), self.group, keep)",
-        new="rows, counts, plan = dispatch(tokens.flatten(0, 1), experts, len(self.router), self.group)",
     ),
     Misconception(
         exercise="expert.MoE",
