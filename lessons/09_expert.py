@@ -689,9 +689,9 @@ for optimizer, rate in (("SGD", 0.5), ("AdamW", 4e-3)):
         print("{:11} {:8.4f} {:14.4f} {:14.4f}".format(step, *(losses[step] for losses in runs)))
 
 # %% [markdown]
-# AdamW divides a gradient by its own size, so a factor does not show. With gradient descent the last column goes its own
-# way from the first step on; so does anything that compares gradients with one another, such as clipping by the norm
-# of all of them. Mend the function, so that the columns agree.
+# AdamW divides a gradient by its own size, so a factor does not show. With gradient descent the last column goes
+# another way from the first step on; so does anything that compares gradients with one another, such as clipping by
+# the norm of all of them. Mend the function, so that the columns agree.
 #
 # <details><summary>Hint: how to look</summary>
 #

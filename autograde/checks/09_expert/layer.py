@@ -67,36 +67,42 @@ class MoE(Check):
         if case.balance:
             names = [f"balance {step}" for step in range(case.steps)]
             yield compare_all(value, *_named(outcomes, expected, names), "layers")
-        if "traffic" in asked:
-            yield self._traffic(case, routed, ledger)
+        if "traffic" in asked or "capacity" in asked:  # what is dropped does not travel
+            yield self._traffic("traffic" if "traffic" in asked else "capacity", case, routed, ledger)
         if "memory" in asked:
             yield self._memory(case, outcomes)
 
-    def _traffic(self, case: Mixture, routed: list, ledger: Any) -> Finding:
+    def _traffic(self, property: str, case: Mixture, routed: list, ledger: Any) -> Finding:
         found = None
         for step, taken in enumerate(routed):
             words = ["counts", "out", "back"], ["out", "back"]
             exchange = Exchange(case, taken)
-            found = expect_exchanges("traffic", exchange, ledger, *words, phase=f"step {step}", others=True)
+            found = expect_exchanges(property, exchange, ledger, *words, phase=f"step {step}", others=True)
             if not found.passed:
                 return found
             for rank in range(case.world_size):
                 if problem := self._reduced(case, ledger, rank, step):
-                    return Finding("traffic", False, problem)
-        return Finding("traffic", True, f"{found.seen}, to each as routed", sent_in_words(ledger))
+                    return Finding(property, False, problem)
+        error = None if property == "traffic" else 0.0
+        return Finding(property, True, f"{found.seen}, to each as routed", sent_in_words(ledger), error=error)
 
     @staticmethod
     def _reduced(case: Mixture, ledger: Any, rank: int, step: int) -> str:
-        """What is wrong with the all-reduces: of the output forward, of tokens and gates backward, over tp."""
+        """What is wrong with the all-reduces: of the output forward, of tokens and gates backward, over tp.
+
+        Those of a balance loss are of two numbers an expert, over DP x CP.
+        """
         b, s = case.sizes[case.place(rank)]
         ranks = next(ranks for ranks in mesh.groups(case.degrees, "tp") if rank in ranks)
         wanted = {False: NUMBER * b * s * case.h, True: NUMBER * b * s * (case.h + case.top_k)}
         calls = [c for c in ledger[rank].communications if c.op == "all_reduce" and c.phase == f"step {step}"]
+        balance = next(own for own in mesh.groups(case.degrees, ("dp", "cp")) if rank in own) if case.balance else []
         for call in calls:
-            if list(call.ranks) != ranks:
+            small = list(call.ranks) == balance and call.bytes <= NUMBER * (2 * case.num_experts + 1)
+            if list(call.ranks) != ranks and not small:
                 return f"all-reduce in ranks {list(call.ranks)} on rank {rank}, expected none"
         for backward, size in wanted.items():
-            total = sum(call.bytes for call in calls if call.backward == backward)
+            total = sum(call.bytes for call in calls if call.backward == backward and list(call.ranks) == ranks)
             if len(ranks) > 1 and total != size:
                 way = "backward" if backward else "forward"
                 seen = f"{size_in_words(total)} all-reduced over {ranks} {way} on rank {rank}"
