@@ -199,7 +199,7 @@ def its_loader(): return sys.modules[MODULE].__loader__.get_data(PATH)
 def a_fresh_import():
     sys.modules.pop(MODULE)
     importlib.import_module(MODULE)
-def its_checks(): return open(ROOT + "/autograde/checks/03_tensor.py").read()
+def its_checks(): return open(ROOT + "/autograde/checks/03_tensor/pair.py").read()
 def its_solutions(): return open(ROOT + "/solutions/03_tensor.ipynb").read()
 def its_history(): return open(ROOT + "/.git/HEAD").read()
 def a_child(): subprocess.check_output(["cat", PATH])

@@ -1,4 +1,4 @@
-"""Right solutions of lesson 03 that are written in another way than the library's."""
+"""Right solutions of lesson 03 that are written in another way than the library's: layers."""
 
 from __future__ import annotations
 
@@ -9,67 +9,16 @@ from fivefold.tensor import ColumnLinear, RowLinear, copy_to_ranks, shard, sum_o
 from torch import nn
 
 
-def copy_to_ranks__hook(x, group):
-    """No autograd function: a hook on a view of x."""
-
-    def total(grad):
-        grad = grad.clone()
-        dist.all_reduce(grad, group=group)
-        return grad
-
+def _with_hook(x, group):
     copy = x.view_as(x)
     if copy.requires_grad:
-        copy.register_hook(total)
+        copy.register_hook(lambda grad: _total(grad.clone(), group))
     return copy
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.group = inputs[1]
-
-    @staticmethod
-    def forward(x, group):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        total = torch.empty_like(grad).copy_(grad)
-        work = dist.all_reduce(total, group=ctx.group, async_op=True)
-        work.wait()
-        return total, None
-
-
-def copy_to_ranks__copied_and_asynchronous(x, group):
-    """An autograd function with its context set up apart; the sum is started, then waited for."""
-    return _Copy.apply(x, group)
-
-
-def sum_over_ranks__straight_through(x, group):
-    """No autograd function: what the others hold is added as a constant, so the gradient passes through x alone."""
-    total = x.detach().clone()
-    dist.all_reduce(total, group=group)
-    return x + (total - x.detach())
-
-
-class sum_over_ranks__class:  # noqa: N801
-    """A class in the place of a function: calling it gives the result."""
-
-    def __new__(cls, x, group):
-        return _Sum.apply(x, group)
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, part, group):
-        ctx.mark_non_differentiable()
-        whole = torch.zeros_like(part) + part
-        dist.all_reduce(whole, op=dist.ReduceOp.SUM, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return (*grads, None)
+def _total(grad, group):
+    dist.all_reduce(grad, group=group)
+    return grad
 
 
 def _rows(tensor, group):
@@ -87,7 +36,7 @@ class ColumnLinear__by_numbers(nn.Module):  # noqa: N801
         super().__init__()
         self.weight = nn.Parameter(_rows(weight, group))
         self.register_parameter("bias", None if bias is None else nn.Parameter(_rows(bias, group)))
-        self.get_x = lambda x: (enter or copy_to_ranks__hook)(x, group)
+        self.get_x = lambda x: (enter or _with_hook)(x, group)
 
     def forward(self, x):
         product = self.get_x(x) @ self.weight.T
