@@ -51,6 +51,11 @@ class LayerCheck(Check):
         """The layer in one process, or a rank's part of it; `p` has None for a bias that is left out."""
         raise NotImplementedError
 
+    @classmethod
+    def layer(cls, case: Layer) -> Callable[..., Tensor]:
+        """`dense` for this case: for layers that take more than their shapes tell."""
+        return cls.dense
+
     @staticmethod
     def parameters(whole: dict[str, Tensor]) -> dict[str, Tensor]:
         """The whole parameters in the shape that the layer gives them, from what its constructor takes."""
@@ -96,14 +101,14 @@ class LayerCheck(Check):
         """Built without biases, so that one in the wrong place costs nothing here."""
         whole = self.parameters(self.kind.whole(case))
         whole = {name: tensor if tensor.dim() > 1 else None for name, tensor in whole.items()}
-        exchanged, plain = [], []
+        exchanged, plain, dense = [], [], self.layer(case)
         for rank in range(case.world_size):
             place, ranks, number = _place(case, rank)
             x = self.kind.batches(case, place)[0][0]
             own = {name: self._own(name, number) for name in ("enter", "leave")}
             piece = self.kind.piece("x", x, number, len(ranks))
-            exchanged.append(self.dense(self._pieces(case, rank, whole), piece, **own))
-            plain.append(self.kind.piece("output", self.dense(whole, x, _same, _same), number, len(ranks)))
+            exchanged.append(dense(self._pieces(case, rank, whole), piece, **own))
+            plain.append(self.kind.piece("output", dense(whole, x, _same, _same), number, len(ranks)))
         given = " and ".join(f"{name}=" for name in self.kind.own)
         name = f"the output with {given} of the check's own"
         yield compare("arguments", "the output without a bias", [o["plain"] for o in outcomes], plain, "layers")
@@ -161,9 +166,10 @@ def _place(case: Layer, rank: int) -> tuple[int, tuple[int, ...], int]:
 def _expected(check: type[LayerCheck], case: Layer) -> list[dict]:
     """What `training.try_layer` is to return on each rank: pieces of what one process gets for each group."""
     expected: list[dict] = [{} for _ in range(case.world_size)]
+    dense = check.layer(case)
     for place, ranks in enumerate(case.groups):
         p = {n: tensor.clone().requires_grad_() for n, tensor in check.parameters(check.kind.whole(case)).items()}
-        done = train(lambda x, p=p: check.dense(p, x, _same, _same), p, check.kind.batches(case, place))
+        done = train(lambda x, p=p: dense(p, x, _same, _same), p, check.kind.batches(case, place))
         for number, rank in enumerate(ranks):
             expected[rank] = {
                 key: {name: check.kind.piece(name, tensor, number, len(ranks)) for name, tensor in values.items()}

@@ -8,7 +8,7 @@ which dimension. All its other parameters are whole, and equal on all ranks.
 `sum_over_ranks`, or those of sequence parallelism, `gather_tokens` and `scatter_tokens`.
 """
 
-from fivefold.tensor.layers import MLP, Attention, Core, GatedMLP, Rotate, causal_attention
+from fivefold.tensor.layers import MLP, Attention, Core, GatedMLP, Rotate, causal_attention, check_heads
 from fivefold.tensor.linear import (
     ColumnLinear,
     Exchange,
@@ -34,6 +34,7 @@ __all__ = [
     "VocabEmbedding",
     "VocabLogits",
     "causal_attention",
+    "check_heads",
     "copy_to_ranks",
     "shard",
     "split_dimensions",

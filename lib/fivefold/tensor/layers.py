@@ -79,6 +79,14 @@ class GatedMLP(nn.Module):
         return self.row(F.silu(gate) * up)
 
 
+def check_heads(num_heads: int, num_kv_heads: int, group: dist.ProcessGroup) -> None:
+    """Raise ValueError where `num_heads` query heads cannot share the key heads, or these not be split over `group`."""
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads: choose a divisor")
+    if num_kv_heads % (t := group.size()):
+        raise ValueError(f"{num_kv_heads} key heads cannot be split over {t} ranks: choose a multiple of {t}")
+
+
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, drop: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """The attention core, written out: softmax(q kᵀ / sqrt(d)) v, where a token sees itself and those before it.
 
@@ -93,13 +101,6 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, drop: Callable[[Tensor], T
     if drop is not None:
         probabilities = drop(probabilities)
     return (probabilities.reshape(b, kv_heads, -1, s) @ v).view(b, heads, s, d)
-
-
-def _check_heads(num_heads: int, num_kv_heads: int, t: int) -> None:
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads: choose a divisor")
-    if num_kv_heads % t:
-        raise ValueError(f"{num_kv_heads} key heads cannot be split over {t} ranks: choose a multiple of {t}")
 
 
 class Attention(nn.Module):
@@ -131,7 +132,7 @@ class Attention(nn.Module):
         given, and takes the same shapes. Raises ValueError where heads cannot be grouped, or not split over the ranks.
         """
         super().__init__()
-        _check_heads(num_heads, num_kv_heads, group.size())
+        check_heads(num_heads, num_kv_heads, group)
         self.core = core or causal_attention
         self.kv_heads, self.per_group = num_kv_heads // group.size(), num_heads // num_kv_heads
         self.qkv = ColumnLinear(qkv_weight, qkv_bias, group, enter)
