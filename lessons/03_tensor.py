@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# *80 minutes · 6 exercises and 5 questions, 36 points · 4 processes on this machine, no GPU*
+# *120 minutes · 11 exercises and 5 questions, 65 points · 4 processes on this machine, no GPU*
 #
 # The school kitchen has 1,000 sandwiches to make by noon. Two cooks make every one of them together: each prepares a
 # whole sandwich with half of the fillings, and before it leaves the table the two are stacked, every single time. That
@@ -10,8 +10,8 @@
 # ![Two ranks, each with all of X. Rank 0 has the left columns of A and the upper rows of B, rank 1 the rest. Each gets
 # a part of Y; one arrow between the ranks adds the parts up.](pictures/03_column_row.svg)
 #
-# **What is split**: the matrices inside a layer. Each of t ranks (processes, one a GPU) sees every token, and holds 1/t
-# of each matrix.
+# **What is split**: the matrices, those of the layers and those of the vocabulary. Each of t ranks (processes, one a
+# GPU) sees every token, and holds 1/t of each matrix.
 #
 # **What travels**: activations, the numbers that layers hand on. One all-reduce forward and one backward for each pair
 # of matrices: it adds up a tensor over the ranks and leaves the sum on all of them. With b sequences of s tokens of h
@@ -22,14 +22,18 @@
 # %% [markdown]
 # Run the cells from top to bottom (Shift + Enter). `run(function, 4)` calls a function on four ranks: four processes
 # on this machine that talk through `torch.distributed`, as GPUs would. An exercise is a piece of the course's library
-# with its body taken out. The cell below it checks what you write, on real ranks, and says what it saw.
+# with its body taken out. The cell below it checks what you write, on real ranks, and says what it saw. For two
+# sittings, stop after *Your layer on real text*.
 
 # %%
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fivefold import plots, run
-from fivefold.tensor import Exchange, shard
+from fivefold.runtime.errors import Deadlock
+from fivefold.tensor import Core, Exchange, Rotate, causal_attention, check_heads, shard
 from torch import Tensor, nn
 
 from autograde import check, mine
@@ -56,7 +60,10 @@ world_size = 4  # ranks that share a layer: 2, 3, 4, 6 or 8
 # The other way round it fails: rows of A would give parts of sums *before* the GELU, and
 # $\mathrm{GELU}(u + v) \neq \mathrm{GELU}(u) + \mathrm{GELU}(v)$.
 #
-# So there are two places to look after, one on either side of the pair. Megatron-LM, the paper behind this lesson,
+# The same pair is in every layer twice. In attention, queries, keys and values are cut by columns, so that a rank has
+# whole heads, which work alone like the inner features; the output projection takes them, cut by rows.
+#
+# So there are two places to look after, one on either side of a pair. Megatron-LM, the paper behind this lesson,
 # calls them *f* and *g*:
 #
 # | | forward | backward |
@@ -101,8 +108,12 @@ def weights() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 # %% [markdown]
-# Now split them by hand. Each rank cuts its piece, computes its part, and one `all_reduce` over a *group* of ranks, all
-# of them here, adds the parts up. (Biases have to wait: there is a trap in them too.)
+# Now split them by hand. Each rank cuts its piece, computes its part, and one `all_reduce` adds the parts up. (Biases
+# have to wait: there is a trap in them too.)
+#
+# It adds up over a *group*: some of the ranks, or all of them, called the *world*. `dist.new_group` makes a group,
+# of the whole world where it is given no list of ranks. `group_desc` is a name for it, which tables and figures show:
+# "tp", for tensor parallelism. (A model that is split in several ways has several groups.)
 
 # %%
 from fivefold.runtime.ledger import phase
@@ -110,7 +121,7 @@ from fivefold.runtime.ledger import phase
 
 def by_hand(x: Tensor) -> Tensor:
     rank, t = dist.get_rank(), dist.get_world_size()
-    tp = dist.new_group(group_desc="tp")  # all ranks, under the name that figures show
+    tp = dist.new_group(group_desc="tp")
     w_in, _, w_out, _ = weights()
     with phase("forward"):  # the name that a timeline gives to what happens inside
         columns = w_in.chunk(t, dim=0)[rank]  # (4h/t, h)
@@ -252,8 +263,8 @@ done.ledger.traffic()
 # - **Built from** the *whole* weight and bias; this rank's part of each becomes a parameter. `shard(full, group, dim)`
 #   is there for you: it cuts, copies this rank's piece, and refuses a size that the ranks cannot share.
 # - **In, out**: x (…, in), whole on every rank; the output (…, out/t) is this rank's piece.
-# - **Travels**: nothing of its own. x passes an exchange first, `enter(x, group)`, which is *f* where nothing else is
-#   given. (Lesson 04 gives something else.)
+# - **Travels**: nothing of its own. x passes `enter(x, group)` first, which is *f* where nothing else is given. (Such a
+#   function of a tensor and a group is an `Exchange` in the signature. Lesson 04 gives others.)
 # - **Checked**: output; gradients of x and of both parameters, also after an optimizer step; traffic; memory; other
 #   arguments: no bias, another `enter`, a size that t does not divide.
 
@@ -396,32 +407,334 @@ assert all(rank["losses"] == together[0]["losses"] for rank in together), "ranks
 print(together[0]["text"])
 
 # %% [markdown]
-# ## See it
+# ### `Attention`
 #
-# A transformer is a stack of such pairs. Three of yours, one on top of the other, one step of training, measured:
+# The other half of a transformer's layer is such a pair too. Its heads know nothing of each other: what computes
+# queries, keys and values is cut by columns, *head by head*, each rank attends with its own heads, and the output
+# projection is cut by rows.
+#
+# ![Two ranks. The rows of the fused weight lie by key head: the queries q0 and q1 that read it, k0, v0, then q2, q3,
+# k1, v1. The upper half is rank 0's. Each query head reads its key head; the columns of the output projection give one
+# part of Y each, and one arrow adds the parts up.](pictures/03_heads.svg)
+#
+# - **Built from** whole weights: `qkv_weight` makes queries, keys and values in one product; its rows lie as in the
+#   picture, for any number of query heads to a key head. `check_heads` raises what is to be raised.
+# - **Made of** `self.qkv`, a `ColumnLinear`, and `self.out`, a `RowLinear`. `enter` and `leave` are for these two.
+# - **In between**: queries, keys and values as (b, heads of this rank, s, d); then `rotate`, if there is one; the core.
+# - **Travels**: one all-reduce forward, one backward.
+# - **Checked**: output; gradients, also after an optimizer step; traffic; memory; other arguments, as above.
+#
+# <details><summary>Hint: from (b, s, …) to heads</summary>
+#
+# What `self.qkv(x)` gives has b · s rows. Each is a list of this rank's key heads, each of these a list of its queries,
+# a key, a value, and each of these d numbers: `unflatten(-1, (…, …, …))` says just that. Then move and cut dimensions:
+# `permute`, `split`, `flatten`.
+# </details>
+
+# %% exercise="tensor.Attention"
+from fivefold.tensor import Attention
+
+# %% check="tensor.Attention"
+check("tensor.Attention", Attention)
+
+# %% [markdown]
+# ### The two ends: `VocabEmbedding`, which hangs
+#
+# Left and right of the layers stand two large matrices more, with a row for each word of the vocabulary. They are cut
+# by words: each rank has V/t of them. To embed a token, the rank that has its row looks it up, and the others give
+# zeros. The sum over ranks is the embedding: one all-reduce, forward only.
+#
+# Below is how somebody wrote it. Their test, with random words, is green. (It is a program to be mended: change what is
+# wrong with it where it stands. The `try` below it is the grader's: leave it.)
+
+# %% exercise="tensor.VocabEmbedding" bug="skips_its_turn"
+from fivefold.tensor import VocabEmbedding
+
+# %% [markdown]
+# Words are bytes here, 256 of them. First random ones, then the text:
 
 # %%
-layers = 3
+sum_over_ranks, V = g, 256
 
 
-def one_step(Layer: type) -> None:
+def embedded(Layer: type, tokens: Tensor) -> Tensor:
     tp = dist.new_group(group_desc="tp")
-    stack = [Layer(*weights(), tp) for _ in range(layers)]
+    return Layer(random(V, h, seed=10), tp)(tokens).detach()
+
+
+for words, tokens in (
+    ("random bytes", torch.randint(V, (b, s), generator=torch.Generator().manual_seed(0))),
+    ("text", batch(0)[1]),
+):
+    try:
+        result = run(embedded, world_size, VocabEmbedding, tokens).results[0]
+        print(f"{words}: off by at most {(result - random(V, h, seed=10)[tokens]).abs().max():.0e}\n")
+    except Deadlock as report:  # without this the cell would stop here
+        print(f"{words}:\n{report}\n")
+
+# %% [markdown]
+# The report names the ranks that wait, and says for whom. Which of them did not come, and why on text alone? In a whole
+# model it would be worse: a rank that goes home early comes to the *next* all-reduce, of the same size, and the ranks
+# add up numbers that have nothing to do with each other. The hang comes at the end of the step.
+#
+# *Checked*: output, the weight's gradient, traffic, memory, another `leave`; with words that only some ranks have, and
+# a vocabulary that t does not divide.
+#
+# <details><summary>Hint: how to look</summary>
+#
+# English text in UTF-8 has no byte above 127. Which ranks have no row to look up? Follow such a rank line by line.
+# </details>
+
+# %% check="tensor.VocabEmbedding"
+check("tensor.VocabEmbedding", VocabEmbedding)
+
+# %% [markdown]
+# ### `vocab_cross_entropy`
+#
+# At the other end a rank computes the logits of its own words, z (b, s, V/t): the library's `VocabLogits` is a
+# `ColumnLinear` for that. The loss of a token needs them all, $\log \sum_j e^{z_j} - z_{\mathrm{target}}$. Putting the
+# logits together would undo everything: with 8,192 tokens and 128,256 words they are 4.2 GB in 32-bit numbers, on each
+# rank. But the loss needs three *numbers* of a token, and each can be had from the ranks' parts of it:
+#
+# | | a rank knows | over all ranks |
+# | --- | --- | --- |
+# | the largest logit m, so that no exponential overflows | the largest of its own | the maximum |
+# | $\sum_j e^{z_j - m}$ | the sum over its words | the sum |
+# | $z_{\mathrm{target}}$ | its own, where it has that word; else nothing | the sum |
+#
+# - **In, out**: z (…, V/t); `targets` (…), words of the whole vocabulary, equal on all ranks; one loss a token.
+# - **Travels**: three all-reduces of one number a token, forward. Nothing backward.
+# - **A target** that is `ignore_index` has loss 0, and gives no gradient. z is −∞ where a column belongs to no word.
+# - **bfloat16** is computed in float32: `torch.promote_types(z.dtype, torch.float32)`.
+# - **Checked**: losses; the gradient of *each* rank's logits; traffic; memory. Logits can be in the thousands. Neither
+#   argument is changed.
+#
+# <details><summary>Hint: which of them need a gradient</summary>
+#
+# m is taken away and added again: the loss does not depend on it. For a maximum over ranks there is
+# `dist.all_reduce(…, op=dist.ReduceOp.MAX)`, and it may stay outside of autograd (`detach`). The two sums must not: you
+# have a function that sums over ranks and knows its gradient. The gradient of z is softmax minus one-hot, *also* on the
+# ranks that do not have the target. If you write the loss down as above, autograd finds it.
+# </details>
+#
+# <details><summary>Hint: words of other ranks</summary>
+#
+# `VocabEmbedding` above has the same question, and answers it with `local` and `mine`.
+# </details>
+
+# %% exercise="tensor.vocab_cross_entropy"
+from fivefold.tensor import vocab_cross_entropy
+
+# %% check="tensor.vocab_cross_entropy"
+check("tensor.vocab_cross_entropy", vocab_cross_entropy)
+
+# %% [markdown]
+# What it buys, with 8,192 words, beside a loss for which the logits are put together first:
+
+# %%
+my_loss = mine("tensor.vocab_cross_entropy", vocab_cross_entropy)
+
+
+def all_logits_together(logits: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:
+    pieces = [torch.empty_like(logits) for _ in range(group.size())]
+    dist.all_gather(pieces, logits.detach(), group=group)
+    pieces[group.rank()] = logits  # its own piece is the one with a gradient
+    return F.cross_entropy(torch.cat(pieces, -1).flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+
+def one_loss(loss: Callable, words: int = 8192) -> tuple[Tensor, Tensor]:
+    tp = dist.new_group(group_desc="tp")
+    logits = random(b, s, -(-words // tp.size()), seed=tp.rank()).requires_grad_()
+    each = loss(logits, batch(0)[1], tp)
+    each.mean().backward()
+    return each.detach(), logits.grad
+
+
+gathered, apart = (
+    run(one_loss, world_size, all_logits_together, measure=True),
+    run(one_loss, world_size, my_loss, measure=True),
+)
+torch.testing.assert_close(apart.results, gathered.results)
+for words, ledger in (("together", gathered.ledger), ("in pieces", apart.ledger)):
+    sent = sum(call.sent for call in ledger[0].communications)
+    kept = ledger[0].memory.peak_saved
+    print(f"logits {words:9}: each rank sends {sent / 1e3:8,.1f} kB, and keeps {kept / 1e6:5.1f} MB for backward")
+print(f"3 · 2(t−1)/t · b·s · 4 bytes =      {3 * 2 * (world_size - 1) / world_size * b * s * 4 / 1e3:8,.1f} kB")
+
+# %% [markdown]
+# ### Your model on real text
+#
+# Everything is split now. A small transformer, made of what you wrote: no rank has a whole matrix, nor the logits of
+# all words. What is left whole is small: norms, and a number for each place in the sequence.
+
+# %%
+from fivefold.tensor import VocabLogits
+
+MyEmbedding, MyAttention = mine("tensor.VocabEmbedding", VocabEmbedding), mine("tensor.Attention", Attention)
+heads = 24  # so that 2, 3, 4, 6 and 8 ranks can share them
+
+
+def layers_of(number: int, group: dist.ProcessGroup) -> list[nn.Module]:
+    """An attention and an MLP for each layer."""
+    qkv = random(3 * h, h, seed=11), random(3 * h, seed=12)
+    out = random(h, h, seed=13), random(h, seed=14)
+    return [
+        pair
+        for _ in range(number)
+        for pair in (MyAttention(*qkv, *out, heads, heads, group), my_MLP(*weights(), group))
+    ]
+
+
+class Transformer(nn.Module):
+    """Logits (b, s, V/t) of this rank's words, for the byte after each token."""
+
+    def __init__(self, layers: int, group: dist.ProcessGroup):
+        super().__init__()
+        self.embedding, self.places = MyEmbedding(random(V, h, seed=10), group), nn.Parameter(torch.zeros(s, h))
+        self.pairs = nn.ModuleList(layers_of(layers, group))
+        self.norms = nn.ModuleList(nn.LayerNorm(h) for _ in self.pairs)
+        self.logits = VocabLogits(random(V, h, seed=15), group)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.places
+        for norm, pair in zip(self.norms, self.pairs, strict=True):
+            x = x + pair(norm(x))
+        return self.logits(x)
+
+
+def sequences(step: int) -> tuple[Tensor, Tensor]:
+    """Tokens (b, s) and the byte after each."""
+    windows, following = batch(step)
+    return windows[..., -1], following
+
+
+def train_transformer(steps: int) -> list[float]:
+    tp = dist.new_group(group_desc="tp")
+    torch.manual_seed(0)
+    model, losses = Transformer(2, tp), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for step in range(steps):
+        tokens, following = sequences(step)
+        loss = my_loss(model(tokens), following, tp).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+alone, together = run(train_transformer, 1, 60).results[0], run(train_transformer, world_size, 60).results
+print(f"\nstep   1 process   {world_size} ranks   difference")
+for step in (0, 1, 10, 59):
+    print(f"{step:4} {alone[step]:11.4f} {together[0][step]:9.4f} {abs(alone[step] - together[0][step]):12.0e}")
+torch.testing.assert_close(together[0], alone, rtol=1e-2, atol=0)
+assert all(losses == together[0] for losses in together), "ranks disagree about the loss"
+
+# %% [markdown]
+# ### `tensor_traffic`
+#
+# The bill, as a formula that lesson 10 will plan clusters with: how many *numbers* does a rank send in a step for one
+# layer, an attention and an MLP, forward and backward? Arguments b, s, h and t. *Checked*: several sizes, and one rank.
+
+# %% exercise="cost.tensor_traffic"
+from fivefold.cost import tensor_traffic
+
+# %% check="cost.tensor_traffic"
+check("cost.tensor_traffic", tensor_traffic)
+
+# %% [markdown]
+# ### Extra: `OverlappedColumnLinear`
+#
+# *You can leave this one out: nothing after it needs it. Allow 20 minutes.*
+#
+# In a `ColumnLinear`, backward has two products: the gradient of x, which is to be summed over the ranks, and that of
+# the weight, which is this rank's own. Autograd computes both, and only then comes to *f*, whose all-reduce everybody
+# stands still for. But the weight's gradient does not need that sum. Write the layer with a backward of its own:
+#
+# - **Backward** computes the gradient of x, *starts* its all-reduce, computes the gradients of weight and bias, waits.
+# - **Where x needs no gradient** nothing travels: `ctx.needs_input_grad` has a bool for each argument of forward.
+# - **Built from, in, out**: as a `ColumnLinear`, without `enter`.
+# - **Checked**: output, gradients, traffic, memory, and the *overlap*: your run is replayed on H100s with large
+#   matrices, and at most 5% of the all-reduce's time may be left in which a rank stands still for it.
+#
+# <details><summary>Hint: to start something</summary>
+#
+# `work = dist.all_reduce(tensor, group=group, async_op=True)` returns at once. After `work.wait()` the sum is there.
+# Until then leave the tensor alone.
+# </details>
+#
+# <details><summary>Hint: the gradients of y = x wᵀ + bias</summary>
+#
+# That of x is `grad @ w`. For those of w and bias all leading dimensions of x and `grad` are rows: `flatten(0, -2)`.
+# Keep tensors with `ctx.save_for_backward`.
+# </details>
+
+# %% exercise="tensor.OverlappedColumnLinear"
+from fivefold.tensor import OverlappedColumnLinear
+
+# %% check="tensor.OverlappedColumnLinear"
+check("tensor.OverlappedColumnLinear", OverlappedColumnLinear)
+
+# %% [markdown]
+# Two MLPs, forward and backward, on H100s in one server (h = 12,288): first with a `ColumnLinear`, then with yours. The
+# thin strip below a rank is its link. Compare backward, the dark part.
+
+# %%
+MyOverlapped = mine("tensor.OverlappedColumnLinear", OverlappedColumnLinear)
+
+
+def two_mlps(overlapped: bool) -> None:
+    tp = dist.new_group(group_desc="tp")
+    stack = [my_MLP(*weights(), tp) for _ in range(2)]
+    for mlp in stack if overlapped else ():
+        mlp.column = MyOverlapped(*weights()[:2], tp)
     x = random(b, s, h, seed=7).requires_grad_()
     with phase("forward"):
-        y = x
-        for layer in stack:
-            y = y + layer(y)
+        y = x * 1
+        for mlp in stack:
+            y = y + mlp(y)
     with phase("backward"):
         y.backward(random(b, s, h, seed=8))
 
 
-measured = run(one_step, world_size, my_MLP, measure=True).ledger
+before, after = (
+    replay(run(two_mlps, world_size, way, measure=True).ledger, cluster("h100"), widen=128) for way in (False, True)
+)
+plots.timeline(before, title=f"Everybody stands still for every all-reduce: {before.share('exposed'):.0%} of the time")
+
+# %%
+faster = 1 - after.makespan / before.makespan
+title = f"Started early, backward's are hidden: {after.share('exposed'):.0%}, and the step is {faster:.0%} shorter"
+plots.timeline(after, title=title)
+
+# %% [markdown]
+# Forward stays as it was: there the next product needs the very sum that is on its way.
+
+# %% [markdown]
+# ## See it
+#
+# One step of your model with two layers, measured, with its ends and its loss:
+
+# %%
+layers = 2
+
+
+def one_step() -> None:
+    tp = dist.new_group(group_desc="tp")
+    torch.manual_seed(0)
+    model, (tokens, following) = Transformer(layers, tp), sequences(0)
+    with phase("forward"):
+        loss = my_loss(model(tokens), following, tp).mean()
+    with phase("backward"):
+        loss.backward()
+
+
+measured = run(one_step, world_size, measure=True).ledger
 
 # %% [markdown]
 # **The rhythm.** Compute, add up, compute, add up. First with all ranks in one server of H100s, then with the same
-# GPUs, one in each server (h = 12,288 again). Nothing else is different: the program, the bytes and the work are the
-# same.
+# GPUs, one in each server (h = 12,288 again, and 32,768 words). Nothing else is different: the program, the bytes and
+# the work are the same. The thin ones in the middle are the loss.
 
 # %%
 near = replay(measured, cluster("h100"), widen=128)
@@ -436,30 +749,54 @@ plots.timeline(far, title=f"One GPU a server: they take {share:.0%}, and the ste
 # This is why tensor parallelism stays inside a server, 8 GPUs in most clusters, and other ways to split go between
 # servers.
 #
-# **The bytes.** One all-reduce a layer each way, and nothing else.
+# **The bytes.** Your formula for each layer; one all-reduce of b·s·h numbers for the embedding, forward, and one for
+# the logits, backward; and the loss, which hardly shows.
 
 # %%
-expected = layers * 2 * 2 * (world_size - 1) / world_size * b * s * h * 4
-plots.traffic_by_axis(measured, {("all_reduce", "tp"): (expected, f"{layers} · 2 · 2(t−1)/t · b·s·h · 4")})
+my_traffic = mine("cost.tensor_traffic", tensor_traffic)
+t, once = world_size, 2 * (world_size - 1) / world_size * b * s
+numbers = {
+    f"{layers} · tensor_traffic": layers * my_traffic(b, s, h, t),
+    "the two ends: 2 · 2(t−1)/t · b·s·h": 2 * once * h,
+    "the loss: 3 · 2(t−1)/t · b·s": 3 * once,
+}
+for words, number in numbers.items():
+    print(f"{words:36} {4 * number / 1e3:8.1f} kB")
+plots.traffic_by_axis(
+    measured, {("all_reduce", "tp"): (4 * sum(numbers.values()), "all three together, times 4 bytes")}
+)
 
 # %% [markdown]
-# **The memory.** Weights shrink to 1/t, and so do the inner features that wait for backward. The input of each pair
-# does not: every rank keeps every token of it.
+# **The memory.** Of your layers, without norms and ends, so that the formula is short. Weights shrink to 1/t, and so
+# does what waits for backward inside the pairs. The input of each pair does not: every rank keeps every token of it.
+
 
 # %%
-t = world_size
-one, each = run(one_step, 1, my_MLP, measure=True).ledger[0].memory, measured[0].memory
-weights_formula = layers * ((8 * h * h + 4 * h) / t + h) * 4
-kept_formula = layers * b * s * h * (1 + 8 / t) * 4
+def layers_alone() -> None:
+    tp = dist.new_group(group_desc="tp")
+    pairs, x = layers_of(layers, tp), random(b, s, h, seed=7).requires_grad_()
+    with phase("forward"):
+        for pair in pairs:
+            x = x + pair(x)
+    with phase("backward"):
+        x.backward(random(b, s, h, seed=8))
+
+
+alone, together = (run(layers_alone, ranks, measure=True).ledger for ranks in (1, world_size))
+whole, split = alone[0].memory, together[0].memory
+weights_formula = layers * ((12 * h * h + 7 * h) / t + 2 * h) * 4
+kept_formula = layers * (b * s * h * (2 + (12 + heads * s / h) / t) * 4 + s * s)
 print(f"                    1 rank   one of {t}    formula")
-for name, a, c, formula, words in (
-    ("weights", one.parameters, each.parameters, weights_formula, "3 · ((8h² + 4h)/t + h) · 4"),
-    ("kept for backward", one.peak_saved, each.peak_saved, kept_formula, "3 · b·s·h · (1 + 8/t) · 4"),
+for name, held, each, formula, words in (
+    ("weights", whole.parameters, split.parameters, weights_formula, "2 · ((12h² + 7h)/t + 2h) · 4"),
+    ("kept for backward", whole.peak_saved, split.peak_saved, kept_formula, "2 · (bsh · (2 + (12 + as/h)/t) · 4 + s²)"),
 ):
-    print(f"{name:17} {a / 1e6:5.2f} MB {c / 1e6:7.2f} MB {formula / 1e6:7.2f} MB = {words}")
-plots.memory(measured)
+    print(f"{name:17} {held / 1e6:5.2f} MB {each / 1e6:7.2f} MB {formula / 1e6:7.2f} MB = {words}")
+plots.memory(together)
 
 # %% [markdown]
+# (a is the number of heads; as/h are the probabilities, s for each token and head, and s² the mask, one byte a pair.)
+#
 # **More ranks?** Move the controls. Begin with h = 1,024 and look at 8 ranks; then make h larger. Then put 2 GPUs
 # into a server instead of 8. When is it worth a rank more?
 
@@ -519,15 +856,15 @@ check("tensor.GatedMLP", GatedMLP)
 
 # %% [markdown]
 # This one is real, and recent: see NeMo Automodel #1324 and Megatron-LM #7161 on GitHub. It passes every check that
-# looks at shapes, at traffic, or at whether the loss goes down. Attention has the same trap, where queries, keys and
-# values share a matrix.
+# looks at shapes, at traffic, or at whether the loss goes down. Attention has the same trap where a checkpoint has all
+# queries first, then all keys, then all values (vLLM #36242): yours lie by head, and can be cut in a row.
 
 # %% [markdown]
 # ## The real tool
 #
 # PyTorch does all of this with `DTensor`: a tensor that knows how it is spread over ranks. Name each layer's cut, and
 # `parallelize_module` replaces its parameters. (`0` and `2` are names in the `nn.Sequential`.) Output and gradients
-# have to equal yours.
+# have to equal yours. First the MLP:
 
 
 # %%
@@ -560,6 +897,86 @@ for name, off in done.results[0].items():
     print(f"{name:10} differs by at most {off:.0e}")
 
 # %% [markdown]
+# **Attention.** PyTorch has no fused layout: queries, keys and values are three layers, cut by columns. Each rank then
+# has whole heads, and its own code attends with them.
+
+
+# %%
+class TheirAttention(nn.Module):
+    """Three layers in the place of one, with the numbers of your fused weight (3h, h)."""
+
+    def __init__(self, qkv_weight: Tensor, qkv_bias: Tensor, out_weight: Tensor, out_bias: Tensor):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(h, h) for _ in range(4))
+        rows, biases = qkv_weight.view(heads, 3, -1, h), qkv_bias.view(heads, 3, -1)
+        for i, layer in enumerate((self.q, self.k, self.v)):
+            layer.weight.data, layer.bias.data = rows[:, i].flatten(0, 1), biases[:, i].flatten()
+        self.out.weight.data, self.out.bias.data = out_weight.clone(), out_bias.clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, h // heads)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        own = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # one fused kernel
+        return self.out(own.transpose(1, 2).flatten(2))
+
+
+def attention_with_dtensor(Layer: type) -> dict[str, float]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    whole = random(3 * h, h, seed=11), random(3 * h, seed=12), random(h, h, seed=13), random(h, seed=14)
+    cut = {name: ColwiseParallel() for name in "qkv"} | {"out": RowwiseParallel()}
+    theirs = parallelize_module(TheirAttention(*whole), mesh, cut)
+    yours, results = Layer(*whole, heads, heads, mesh.get_group("tp")), []
+    for model in (theirs, yours):
+        x = random(b, s, h, seed=5).requires_grad_()
+        y = model(x)
+        y.backward(random(b, s, h, seed=6))
+        results.append([y.detach() + 0, x.grad])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    names = "output", "x.grad"
+    return {name: (one - other).abs().max().item() for name, one, other in zip(names, *results, strict=True)}
+
+
+for name, off in run(attention_with_dtensor, world_size, MyAttention).results[0].items():
+    print(f"{name:10} differs by at most {off:.0e}")
+
+# %% [markdown]
+# **The loss.** Inside `loss_parallel()`, `F.cross_entropy` takes logits that are a DTensor cut along the vocabulary,
+# and does what yours does. (`Shard(1)`: cut along dimension 1; `Replicate`: whole on every rank.)
+
+
+# %%
+def with_loss_parallel(loss: Callable) -> tuple[Tensor, ...]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    tp, targets = mesh.get_group("tp"), batch(0)[1].flatten()
+    own = random(b * s, -(-V // tp.size()), seed=tp.rank())
+    theirs, yours = own.clone().requires_grad_(), own.clone().requires_grad_()
+    with phase("theirs"), loss_parallel():
+        logits = DTensor.from_local(theirs, mesh, [Shard(1)])
+        their_loss = F.cross_entropy(logits, DTensor.from_local(targets, mesh, [Replicate()]))
+        their_loss.backward()
+    with phase("yours"):
+        your_loss = loss(yours, targets, tp).mean()
+        your_loss.backward()
+    return their_loss.to_local().detach(), your_loss.detach(), theirs.grad, yours.grad
+
+
+done = run(with_loss_parallel, world_size, my_loss)
+for their_loss, your_loss, their_grad, your_grad in done.results:
+    torch.testing.assert_close(your_loss, their_loss)
+    torch.testing.assert_close(your_grad, their_grad)
+print(f"loss {your_loss:.4f}; the last rank's gradients differ by at most {(your_grad - their_grad).abs().max():.0e}")
+for name in ("theirs", "yours"):
+    calls = [f"{call.op} of {call.bytes:,} bytes" for call in done.ledger[0].communications if call.phase == name]
+    print(f"{name:6}  {', '.join(calls)}")
+
+# %% [markdown]
 # ## Self-check
 #
 # Set each answer, and run the cell below it. A wrong answer is explained, and you can answer again.
@@ -570,23 +987,23 @@ bytes_answer = 2 * 2 * 7 / 8 * 2048 * 4096 * 2 / 1e6
 # %% check="03.bytes"
 check("03.bytes", bytes_answer)
 
-# %% question="03.order"
-order_answer = "b"
-
-# %% check="03.order"
-check("03.order", order_answer)
-
 # %% question="03.without_f"
 without_f_answer = "c"
 
 # %% check="03.without_f"
 check("03.without_f", without_f_answer)
 
-# %% question="03.stays"
-stays_answer = "d"
+# %% question="03.heads"
+heads_answer = 8
 
-# %% check="03.stays"
-check("03.stays", stays_answer)
+# %% check="03.heads"
+check("03.heads", heads_answer)
+
+# %% question="03.logits"
+logits_answer = 3 * 2 * 7 / 8 * 8192 * 4 / 1e3
+
+# %% check="03.logits"
+check("03.logits", logits_answer)
 
 # %% question="03.server"
 server_answer = 450 / 50
@@ -603,13 +1020,19 @@ check("03.server", server_answer)
 # | `sum_over_ranks` | `reduce_from_tensor_model_parallel_region` | inside DTensor | inside the layers |
 # | `ColumnLinear` | `ColumnParallelLinear` | `ColwiseParallel` | `LinearLayer` |
 # | `RowLinear` | `RowParallelLinear` | `RowwiseParallel` | `LinearAllreduce` |
+# | `Attention` | `SelfAttention`, with `linear_qkv` | `ColwiseParallel` for each of q, k, v | – |
+# | `VocabEmbedding` | `VocabParallelEmbedding` | `RowwiseParallel` for an `nn.Embedding` | – |
+# | `vocab_cross_entropy` | `vocab_parallel_cross_entropy` | `loss_parallel` | – |
+# | `OverlappedColumnLinear` | `LinearWithGradAccumulationAndAsyncCommunication` | – | – |
 #
-# They are in `megatron/core/tensor_parallel` (`mappings.py`, `layers.py`), in `torch.distributed.tensor.parallel`, and
-# in `deepspeed/module_inject/layers.py`. torchtitan names the cut of every layer of a model in one file, its
-# `parallelize.py`.
+# They are in `megatron/core/tensor_parallel` (`mappings.py`, `layers.py`, `cross_entropy.py`), in
+# `torch.distributed.tensor.parallel`, and in `deepspeed/module_inject/layers.py`. torchtitan names the cut of every
+# layer of a model in one file, its `parallelize.py`. Megatron-LM makes the vocabulary larger until it divides
+# (`--make-vocab-size-divisible-by`), and lays out its fused weight by key head, as you did.
 #
 # **Papers.** [Megatron-LM](https://arxiv.org/abs/1909.08053) (Shoeybi et al. 2019): section 3 and figure 3 are this
 # lesson, with *f* and *g*. [Efficient Large-Scale Language Model Training](https://arxiv.org/abs/2104.04473)
 # (Narayanan et al. 2021): section 3.2 says why it stays inside a server.
 # [Mesh-TensorFlow](https://arxiv.org/abs/1811.02084) (Shazeer et al. 2018) had the idea of splitting named dimensions
-# before. [GLU variants](https://arxiv.org/abs/2002.05202) (Shazeer 2020) has the gated MLP.
+# before. [GLU variants](https://arxiv.org/abs/2002.05202) (Shazeer 2020) has the gated MLP,
+# [GQA](https://arxiv.org/abs/2305.13245) (Ainslie et al. 2023) the key heads that query heads share.

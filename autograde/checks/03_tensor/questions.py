@@ -25,29 +25,6 @@ questions = [
         },
     ),
     Question(
-        id="03.order",
-        text="Why is the first matrix of the pair cut by columns, and the second by rows?",
-        answer="b",
-        choices={
-            "a": (
-                "Because a column of A is shorter than a row of it, so that a rank has fewer numbers to keep.",
-                "both cuts leave 1/t of the matrix on a rank; memory does not tell them apart",
-            ),
-            "b": (
-                "Because a column of A gives a finished number to the GELU, a row a part of a sum.",
-                "yes: and what the columns give is what the rows take, so nothing travels in between",
-            ),
-            "c": (
-                "Because PyTorch stores a weight as (out, in).",
-                "that decides which dimension of the tensor you cut, not which cut lets the GELU work on its own",
-            ),
-            "d": (
-                "It does not matter: rows first would send as many bytes.",
-                "rows first needs a sum before the GELU, of 4h numbers a token, and leaves the output in pieces",
-            ),
-        },
-    ),
-    Question(
         id="03.without_f",
         text="You forget *f*: the input goes straight into the `ColumnLinear`. Before the MLP there is an embedding, "
         "of which every rank has a copy. What happens on 4 ranks?",
@@ -73,20 +50,39 @@ questions = [
         },
     ),
     Question(
-        id="03.stays",
-        text="Which of these does tensor parallelism *not* make smaller on a rank?",
-        answer="d",
-        choices={
-            "a": ("The weights of the two matrices.", "a rank has 1/t of each"),
-            "b": ("Their optimizer state.", "it follows the weights: 1/t"),
-            "c": (
-                "The inner activations, X·A and its GELU, kept for backward.",
-                "a rank has its own columns of them: 1/t",
-            ),
-            "d": (
-                "The input X of the pair, kept for backward.",
-                "yes: every rank keeps every token of it. Lesson 04 cuts that as well",
-            ),
+        id="03.heads",
+        text="A model has 32 query heads and 8 key heads: each of these is read by 4 query heads. Its h is 4,096. Over "
+        "how many **ranks** at most can you split its attention, if no rank keeps a copy of what another has?",
+        answer=8,
+        unit="ranks",
+        why="a rank with one key head, its value head and the four query heads that read it needs nobody",
+        mistakes={
+            32: "a rank with one query head needs a key head as well, and three other ranks need the same one. (Some "
+            "programs do that: they keep copies of key heads, and sum up the gradients of the copies)",
+            16: "two ranks would have half of a key head each, and a score needs all of its numbers",
+            4: "that is how many query heads share a key head; there are 8 key heads",
+            128: "that is the size of a head. Heads are dealt out whole: a score is a sum over all of their numbers",
+            48: "queries, keys and values of a head need each other: a rank has them all of its heads",
+            40: "keys have no ranks of their own: a score needs a query and a key on the same rank",
+            2: "2 ranks can share it, and so can more: a rank needs one key head at least",
+        },
+    ),
+    Question(
+        id="03.logits",
+        text="A vocabulary of 128,256 words is split over **8 ranks**; 8,192 tokens go through at once. Logits are "
+        "bf16, the loss is computed in float32 (4 bytes). How many **kB**, of 10³ bytes, does each rank send for the loss?",
+        answer=172.03,
+        unit="kB",
+        tolerance=0.01,
+        why="three all-reduces of 8,192 · 4 bytes, each sends 2 · 7/8 of them; nothing in backward",
+        mistakes={
+            57.34: "that is one all-reduce: largest logit, sum of exponentials and the target's logit make three",
+            114.69: "that is two all-reduces. Which number of a token is missing?",
+            86.02: "that is with 2 bytes a number; the three are computed in float32",
+            98.30: "that is each tensor once; an all-reduce makes each rank send 2(t−1)/t of it",
+            196.61: "that is 2 · M; a rank does not send the piece that it ends up with: 2(t−1)/t · M",
+            344.06: "backward sends nothing: every rank has what the gradient of its logits needs",
+            1_838_678: "that is what each rank would send to put the logits together",
         },
     ),
     Question(
