@@ -70,7 +70,7 @@ questions = [
     Question(
         id="03.logits",
         text="A vocabulary of 128,256 words is split over **8 ranks**; 8,192 tokens go through at once. Logits are "
-        "bf16, the loss is computed in float32 (4 bytes). How many **kB**, of 10³ bytes, does each rank send for the loss?",
+        "bf16, the loss is computed in float32 (4 bytes). How many **kB** (10³ bytes) does a rank send for the loss?",
         answer=172.03,
         unit="kB",
         tolerance=0.01,

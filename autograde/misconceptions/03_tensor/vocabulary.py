@@ -12,11 +12,12 @@ VOCAB_EMBEDDING = [
         name="skips_its_turn",
         hint="This looks like: a rank that has none of these tokens goes home early. "
         "The others then call the all-reduce: for whom do they wait?",
-        old="mine = (local >= 0) & (local < len(self.weight))",
+        old="return self.leave(rows.masked_fill(~mine[..., None], 0), self.group)",
         new="""
-        mine = (local >= 0) & (local < len(self.weight))
-        if not mine.any():  # none of these words is ours: nothing to look up
-            return self.weight.new_zeros(*tokens.shape, self.weight.shape[1])
+        rows = rows.masked_fill(~mine[..., None], 0)
+        if not mine.any():  # zeros everywhere: this rank has nothing to add
+            return rows
+        return self.leave(rows, self.group)
         """,
     ),
     Misconception(
