@@ -6,13 +6,14 @@ import pytest
 from fivefold.runtime.parts import Source
 
 from autograde.check import evaluate
+from autograde.library import definition
 
 HEAD = """
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fivefold.tensor import RowLinear, copy_to_ranks, shard, sum_over_ranks
-from torch import nn
+from fivefold.tensor import ColumnLinear, RowLinear, causal_attention, check_heads, copy_to_ranks, shard, sum_over_ranks
+from torch import Tensor, nn
 """
 
 COPY = """
@@ -127,6 +128,33 @@ WRONG = {
     ),
 }
 
+# Lines of the library's own text, what stands in their place, the property that has to fail: mistakes that nobody makes
+# often enough for a hint of their own.
+LIBRARY = "from __future__ import annotations\nfrom collections.abc import Callable\n" + HEAD
+SUBTLY_WRONG = {
+    "keys repeated before the core": (
+        "tensor.Attention", "heads = self.core(q, k, v)",
+        "heads = self.core(q, *(x.repeat_interleave(self.per_group, 1) for x in (k, v)))", "arguments"),
+    "f twice": (
+        "tensor.Attention", "qkv = self.qkv(x)", "qkv = self.qkv(copy_to_ranks(x, self.qkv.group))", "gradient"),
+    "numbers in the padding": (
+        "tensor.VocabEmbedding", "F.pad(weight, (0, 0, 0, -len(weight) % group.size()))",
+        "torch.cat([weight, torch.ones(-len(weight) % group.size(), weight.shape[1], dtype=weight.dtype)])",
+        "gradient"),
+    "tokens changed": (
+        "tensor.VocabEmbedding", "local = tokens - self.group.rank() * len(self.weight)",
+        "local = tokens.sub_(self.group.rank() * len(self.weight))", "output"),
+    "logits changed": (
+        "tensor.vocab_cross_entropy", "logits = logits - largest[..., None]", "logits.sub_(largest[..., None])",
+        "output"),
+    "only -100 is ignored": (
+        "tensor.vocab_cross_entropy", "targets == ignore_index", "targets == -100", "output"),
+    "nobody waits": ("tensor.OverlappedColumnLinear", "work.wait()", "pass", "gradient"),
+    "a ColumnLinear": (
+        "tensor.OverlappedColumnLinear", "return _OverlappedLinear.apply(x, self.weight, self.bias, self.group)",
+        "return F.linear(copy_to_ranks(x, self.group), self.weight, self.bias)", "overlap"),
+}  # fmt: skip
+
 RAISING = {
     "no dim": ("RowLinear", "group, dim=1", "group"),
     "dim 0": ("RowLinear", "dim=1", "dim=0"),
@@ -153,6 +181,17 @@ def test_a_wrong_solution_stays_rejected(mistake):
     """Each fails at the property that it breaks."""
     name, old, new, broken = WRONG[mistake]
     verdict = verdict_on(name, old, new)
+    assert broken in [finding.property for finding in verdict.findings if finding.passed is False], str(verdict)
+
+
+@pytest.mark.parametrize("mistake", SUBTLY_WRONG)
+def test_the_librarys_text_with_a_mistake_is_rejected(mistake):
+    """Each fails at the property that it breaks, where the outcome alone is right too."""
+    exercise, old, new, broken = SUBTLY_WRONG[mistake]
+    where = definition(exercise)
+    assert old in where.source
+    text = LIBRARY + where.source.replace(old, new)
+    verdict = evaluate(exercise, Source((("cell [7]", text),), where.name))
     assert broken in [finding.property for finding in verdict.findings if finding.passed is False], str(verdict)
 
 

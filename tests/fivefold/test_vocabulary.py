@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fivefold import run
+from fivefold.runtime.marks import phase
 from fivefold.tensor import VocabEmbedding, VocabLogits, vocab_cross_entropy
 from torch import nn
 
@@ -125,3 +126,16 @@ def test_cross_entropy_as_loss_parallel():
         close(loss, expected)
         close(grad, expected_grad)
         torch.testing.assert_close(half, expected_half, rtol=1e-5, atol=1e-5)
+
+
+def test_the_loss_keeps_its_own_logits_once():
+    """For backward: one tensor as large as this rank's logits, and little for each token."""
+
+    def program():
+        logits = randn(B * S, 500, seed=dist.get_rank()).requires_grad_()
+        with phase("loss"):
+            vocab_cross_entropy(logits, TARGETS.flatten(), dist.group.WORLD)
+
+    own = 8 * 500 * B * S
+    for rank in run(program, 2, measure=True).ledger:
+        assert own <= rank.memory.phases["loss"] <= 1.05 * own

@@ -135,7 +135,13 @@ class Attention(LayerCheck):
         group, place = group_of(case.groups)
         x = ATTENTION.batches(case, place)[0][0]
         tensors = [tensor if tensor.dim() > 1 else None for tensor in _whole(case).values()]
-        done["core"] = build(*tensors, group, core=_own_core)(x).detach()
+        shapes: list[list[int]] = []
+
+        def core(*heads: Tensor) -> Tensor:
+            shapes.extend(list(tensor.shape) for tensor in heads)
+            return _own_core(*heads)
+
+        done["core"], done["shapes"] = build(*tensors, group, core=core)(x).detach(), shapes
         done["rotate"] = build(*tensors, group)(x, _turned).detach()
         try:
             solution(*_whole(replace(case, per_group=1)).values(), case.inner, case.inner - 1, group)
@@ -160,6 +166,10 @@ class Attention(LayerCheck):
             x = [ATTENTION.batches(case, place)[0][0] for place in places]
             wanted = [_dense(case, whole, one, lambda y: y, lambda y: y, **more) for one in x]
             yield compare("arguments", words, [o[name] for o in outcomes], wanted, "layers")
+        b, s = case.tokens
+        sizes = [[case.inner * n // len(case.groups[place]) for n in (case.per_group, 1, 1)] for place in places]
+        shapes = [[[b, heads, s, case.size] for heads in own] for own in sizes]
+        yield compare("arguments", "what the core gets (shapes of q, k, v)", [o["shapes"] for o in outcomes], shapes)
         refused = outcomes[0]["not grouped"]
         done = f"raise {refused}" if refused else "are taken without a word"
         seen = f"{case.inner} query heads on {case.inner - 1} key heads {done}"

@@ -93,6 +93,14 @@ VOCAB_CROSS_ENTROPY = [
     ),
     Misconception(
         exercise="tensor.vocab_cross_entropy",
+        name="largest_with_a_gradient",
+        hint="This looks like: the largest logit has a part in the gradient, on the rank that has it. In one process "
+        "its two parts cancel out. Does autograd know both of them here, where the ranks' sums are apart?",
+        old="largest = logits.detach().amax(dim=-1)  # (...)",
+        new="largest = logits.amax(dim=-1)",
+    ),
+    Misconception(
+        exercise="tensor.vocab_cross_entropy",
         name="nothing_taken_away",
         hint="This looks like: the exponentials are those of the logits as they are. "
         "What is exp(1000), and which number could be taken away from all of a token's logits without any harm?",
