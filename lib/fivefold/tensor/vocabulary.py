@@ -86,7 +86,7 @@ def vocab_cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGrou
     total = sum_over_ranks(logits.exp().sum(dim=-1), group)
     local = targets - group.rank() * logits.shape[-1]
     mine = (local >= 0) & (local < logits.shape[-1])
-    rows = torch.arange(local.numel(), device=logits.device)  # indices keep nothing for backward, `gather` all logits
-    own = logits.flatten(0, -2)[rows, local.where(mine, 0).flatten()].view(local.shape)
+    rows = torch.arange(local.numel(), device=logits.device)  # `gather` would keep all logits for backward
+    own = logits.reshape(-1, logits.shape[-1])[rows, local.where(mine, 0).flatten()].view(local.shape)
     target_logit = sum_over_ranks(own.masked_fill(~mine, 0), group)
     return (total.log() - target_logit).masked_fill(targets == ignore_index, 0)
