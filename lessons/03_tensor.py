@@ -418,7 +418,8 @@ print(together[0]["text"])
 # part of Y each, and one arrow adds the parts up.](pictures/03_heads.svg)
 #
 # - **Built from** whole weights: `qkv_weight` makes queries, keys and values in one product; its rows lie as in the
-#   picture, for any number of query heads to a key head. `check_heads` raises what is to be raised.
+#   picture, for any number of query heads to a key head. `check_heads(num_heads, num_kv_heads, group)`, ready made,
+#   raises the error where heads do not fit.
 # - **Made of** `self.qkv`, a `ColumnLinear`, and `self.out`, a `RowLinear`. `enter` and `leave` are for these two.
 # - **In between**: queries, keys and values as (b, heads of this rank, s, d); then `rotate`, if there is one; the core.
 # - **Travels**: one all-reduce forward, one backward.
@@ -646,7 +647,7 @@ check("cost.tensor_traffic", tensor_traffic)
 # %% [markdown]
 # ### Extra: `OverlappedColumnLinear`
 #
-# *You can leave this one out: nothing after it needs it. Allow 20 minutes.*
+# *You can leave this one out: nothing after it needs it. It takes 20 minutes more.*
 #
 # In a `ColumnLinear`, backward has two products: the gradient of x, which is to be summed over the ranks, and that of
 # the weight, which is this rank's own. Autograd computes both, and only then comes to *f*, whose all-reduce everybody
