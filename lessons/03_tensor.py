@@ -456,7 +456,8 @@ from fivefold.tensor import VocabEmbedding
 # Words are bytes here, 256 of them. First random ones, then the text, batch by batch:
 
 # %%
-sum_over_ranks, V = g, 256
+sum_over_ranks = mine("tensor.sum_over_ranks", sum_over_ranks)
+V = 256
 
 
 def embedded(Layer: type, tokens: Tensor) -> Tensor:
@@ -784,17 +785,23 @@ def layers_alone() -> None:
         x.backward(random(b, s, h, seed=8))
 
 
-alone, together = (run(layers_alone, ranks, measure=True).ledger for ranks in (1, world_size))
-whole, split = alone[0].memory, together[0].memory
+by_one, by_all = (run(layers_alone, ranks, measure=True).ledger for ranks in (1, world_size))
+of_one, of_each = by_one[0].memory, by_all[0].memory
 weights_formula = layers * ((12 * h * h + 7 * h) / t + 2 * h) * 4
 kept_formula = layers * (b * s * h * (2 + (12 + heads * s / h) / t) * 4 + s * s)
 print(f"                    1 rank   one of {t}    formula")
 for name, held, each, formula, words in (
-    ("weights", whole.parameters, split.parameters, weights_formula, "2 · ((12h² + 7h)/t + 2h) · 4"),
-    ("kept for backward", whole.peak_saved, split.peak_saved, kept_formula, "2 · (bsh · (2 + (12 + as/h)/t) · 4 + s²)"),
+    ("weights", of_one.parameters, of_each.parameters, weights_formula, "2 · ((12h² + 7h)/t + 2h) · 4"),
+    (
+        "kept for backward",
+        of_one.peak_saved,
+        of_each.peak_saved,
+        kept_formula,
+        "2 · (bsh · (2 + (12 + as/h)/t) · 4 + s²)",
+    ),
 ):
     print(f"{name:17} {held / 1e6:5.2f} MB {each / 1e6:7.2f} MB {formula / 1e6:7.2f} MB = {words}")
-plots.memory(together)
+plots.memory(by_all)
 
 # %% [markdown]
 # (a is the number of heads; as/h are the probabilities, s for each token and head, and s² the mask, one byte a pair.)
