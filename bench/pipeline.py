@@ -1,4 +1,4 @@
-"""The time of one training step of a pipeline: `run_schedule` beside torch.distributed.pipelining.
+"""The time of one training step of a pipeline: `pipeline.run` beside torch.distributed.pipelining.
 
 The same transformer stages, batches and ranks, in one run; the two take turns, and so does which of them goes first.
 Both must end with the same gradients. The table gives medians over the rounds, and their ratio.
@@ -17,8 +17,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from fivefold import run
-from fivefold.pipeline import Schedule, gpipe, interleaved, one_f_one_b, run_schedule, zb_h1, zb_v
+from fivefold import pipeline, run
+from fivefold.pipeline import Schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from torch import nn
 from torch.distributed import pipelining
 
@@ -74,7 +74,7 @@ def take_turns(schedule: Schedule, hidden: int, rounds: int) -> list[tuple[float
         dist.barrier()
         began = time.perf_counter()
         if by_us:
-            run_schedule(schedule, ours, inputs, lambda y, i: square(y, targets[i]), group, inputs[0])
+            pipeline.run(schedule, ours, inputs, lambda y, i: square(y, targets[i]), group, inputs[0])
         else:
             torchs.step(*arguments, **target)
         dist.barrier()

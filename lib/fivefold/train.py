@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fivefold import context, data, tensor, text, zero
+from fivefold import context, data, pipeline, tensor, text, zero
 from fivefold.layout import Layout, check_sizes
 from fivefold.mesh import Mesh, make_mesh
 from fivefold.model import GPTConfig, Options, Role, Stage
@@ -25,7 +25,6 @@ from fivefold.pipeline import (
     naive,
     one_f_one_b,
     partition_layers,
-    run_schedule,
     sum_copies,
     zb_h1,
     zb_h2,
@@ -222,7 +221,7 @@ class Trainer:
 def step(trainer: Trainer, tokens: Tensor, lr: float | None = None) -> StepReport:
     """One step of training on a global batch: tokens (batch, sequence + 1), the same on every rank.
 
-    Forward and backward of all micro-batches by the schedule (`run_schedule`); then every gradient is made whole: of
+    Forward and backward of all micro-batches by the schedule (`pipeline.run`); then every gradient is made whole: of
     parameters that two stages share (`sum_copies`), of those whole on the TP ranks in sequence parallelism
     (`sync_replicated_gradients`), and over the ranks that saw other tokens, of which each keeps its piece
     (`zero.reduce_gradients`). The whole gradient is clipped (`clip`), and each rank updates its piece and gathers the
@@ -233,7 +232,7 @@ def step(trainer: Trainer, tokens: Tensor, lr: float | None = None) -> StepRepor
     loss = loss_mean([part.labels for part in micro_batches], mesh)
     inputs = [part.inputs for part in micro_batches]
     with phase("pipeline"):
-        losses = run_schedule(trainer.schedule, trainer.stages, inputs, loss, mesh.pp, trainer.template())
+        losses = pipeline.run(trainer.schedule, trainer.stages, inputs, loss, mesh.pp, trainer.template())
     with phase("gradients"):
         sum_copies(trainer.schedule, trainer.stages, mesh.pp, trainer.tied)
         groups = {p: gradient_groups(role, mesh, job.sequence_parallel) for p, role in trainer.roles.items()}

@@ -148,8 +148,7 @@ def test_losses_and_norms_are_those_of_one_process(one_process, layout, changes)
 
 def on_a_device_without_memory(fused, dtype):
     """A step of the dense model on torch's "meta" device, up to its gradients; communication is left out."""
-    from fivefold import zero
-    from fivefold.pipeline import run_schedule
+    from fivefold import pipeline, zero
     from fivefold.runtime.group import WatchedGroup
 
     WatchedGroup._run = lambda *_: SimpleNamespace(wait=lambda: True)
@@ -158,7 +157,7 @@ def on_a_device_without_memory(fused, dtype):
     micro_batches = local_batches(tokens, trainer.job.num_microbatches, trainer.mesh)
     loss = loss_mean([part.labels for part in micro_batches], trainer.mesh)
     inputs = [part.inputs for part in micro_batches]
-    losses = run_schedule(trainer.schedule, trainer.stages, inputs, loss, trainer.mesh.pp, trainer.template())
+    losses = pipeline.run(trainer.schedule, trainer.stages, inputs, loss, trainer.mesh.pp, trainer.template())
     zero.reduce_gradients(trainer.shards)()
     tensors = [*losses.values(), *(x for shard in trainer.shards for x in (shard.gradient, shard.piece, shard.master))]
     return [(x.device.type, str(x.dtype)) for x in tensors]

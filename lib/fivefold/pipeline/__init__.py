@@ -34,7 +34,7 @@ from fivefold.pipeline.zero_bubble import dualpipe, zb_h1, zb_h2, zb_v
 if TYPE_CHECKING:
     from fivefold.pipeline.backward import split_backward
     from fivefold.pipeline.copies import sum_copies
-    from fivefold.pipeline.execute import run_schedule
+    from fivefold.pipeline.execute import run
     from fivefold.pipeline.values import Values
 
 __all__ = [
@@ -66,7 +66,7 @@ __all__ = [
     "one_f_one_b",
     "order_messages",
     "partition_layers",
-    "run_schedule",
+    "run",
     "simulate",
     "split_backward",
     "straight",
@@ -78,7 +78,7 @@ __all__ = [
     "zb_v",
 ]
 
-_WITH_TORCH = {"Values": "values", "run_schedule": "execute", "split_backward": "backward", "sum_copies": "copies"}
+_WITH_TORCH = {"Values": "values", "run": "execute", "split_backward": "backward", "sum_copies": "copies"}
 
 
 def __getattr__(name: str) -> Any:

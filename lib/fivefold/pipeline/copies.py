@@ -19,7 +19,7 @@ def sum_copies(
 ) -> None:
     """Add up the gradients of each parameter that two ranks hold, so that both have its whole gradient.
 
-    To be called after `run_schedule`, whose schedule, stages and group these are. tied: the parameter that the first
+    To be called after `run`, whose schedule, stages and group these are. tied: the parameter that the first
     and the last stage share, on ranks that hold one of them, else None; on a rank that holds both, the two modules have
     the same `nn.Parameter`, and its `.grad` has both parts already.
     Each copy has seen some micro-batches only, or one of the weight's two uses: the gradient is the sum, not the mean.

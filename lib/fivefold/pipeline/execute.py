@@ -63,7 +63,7 @@ class _Stages:
             self.values.put(Value("gradient", stage, i), x_grad)
 
 
-def run_schedule(
+def run(
     schedule: Schedule,
     stages: Mapping[int, nn.Module],
     inputs: Sequence[Tensor],

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fivefold import run
+from fivefold import pipeline, run
 from fivefold.expert import with_loss
 from fivefold.layout import Layout
 from fivefold.mesh import make_mesh
@@ -26,7 +26,6 @@ from fivefold.pipeline import (
     one_f_one_b,
     order_messages,
     partition_layers,
-    run_schedule,
     simulate,
     straight,
     sum_copies,
@@ -110,7 +109,7 @@ def train(schedule: Schedule, steps: int = 2):
         optimizer.zero_grad()
         inputs, targets = batches(schedule.num_microbatches, step)
         loss = lambda logits, i, targets=targets: cross_entropy(logits, targets[i], targets.numel())  # noqa: E731
-        losses.append(run_schedule(schedule, parts, inputs, loss, group, torch.empty(2, 4, HIDDEN).double()))
+        losses.append(pipeline.run(schedule, parts, inputs, loss, group, torch.empty(2, 4, HIDDEN).double()))
         sum_copies(schedule, parts, group, parameters.get("embedding"))
         optimizer.step()
     return losses, {name: p.grad for name, p in parameters.items()}, {n: p.detach() for n, p in parameters.items()}
@@ -193,7 +192,7 @@ def beside_torchs(kind: str, schedule: Schedule):
     arguments = {"target": targets.flatten(0, 1), "losses": losses} if last in theirs else {}
     steps.step(*([inputs.flatten(0, 1)] if 0 in theirs else []), **arguments)
     template = torch.empty(2, 4, HIDDEN).double()
-    found = run_schedule(schedule, ours, inputs, lambda y, i: loss(y, targets[i]), group, template)
+    found = pipeline.run(schedule, ours, inputs, lambda y, i: loss(y, targets[i]), group, template)
     grads = ({name: p.grad for name, p in named(parts).items()} for parts in (ours, theirs))
     return [*found.values()], [loss.detach() for loss in losses], *grads
 
@@ -230,7 +229,7 @@ def towers(schedule: Schedule) -> None:
     group = dist.group.WORLD
     stages = {stage: Tower() for stage in schedule.stages_of(group.rank())}
     inputs = [torch.randn(16, 8) for _ in range(schedule.num_microbatches)]  # not views of one large tensor
-    run_schedule(schedule, stages, inputs, lambda y, i: y.sum(), group, inputs[0])
+    pipeline.run(schedule, stages, inputs, lambda y, i: y.sum(), group, inputs[0])
 
 
 @pytest.mark.parametrize(
@@ -265,7 +264,7 @@ def outputs_alive() -> list[int]:
 
     schedule = gpipe(2, 8)
     inputs = torch.randn(8, 16, 4)
-    run_schedule(schedule, {group.rank(): Watched(4, 4)}, inputs, lambda y, i: y.sum(), group, inputs[0])
+    pipeline.run(schedule, {group.rank(): Watched(4, 4)}, inputs, lambda y, i: y.sum(), group, inputs[0])
     return alive
 
 
@@ -311,7 +310,7 @@ def in_a_corner(schedule: Schedule, layout: Layout):
         up, down = random_like(f"{stage} up", 8, HIDDEN), random_like(f"{stage} down", HIDDEN, 8)
         stages[stage] = nn.Sequential(ColumnLinear(up, None, mesh.tp), nn.Tanh(), RowLinear(down, None, mesh.tp))
     inputs = torch.randn(schedule.num_microbatches, 3, HIDDEN, generator=torch.Generator().manual_seed(1)).double()
-    losses = run_schedule(schedule, stages, inputs, lambda y, i: y.square().sum(), mesh.pp, inputs[0])
+    losses = pipeline.run(schedule, stages, inputs, lambda y, i: y.square().sum(), mesh.pp, inputs[0])
     grads = {stage: [p.grad for p in module.parameters()] for stage, module in stages.items()}
     return mesh.coordinates.tp, sum(losses.values(), torch.zeros(())), grads
 
@@ -355,7 +354,7 @@ def test_refuses_what_does_not_fit(schedule, stages, message):
     def program():
         inputs = torch.zeros(2, 1, 4)
         modules = {stage: nn.Linear(4, 4) for stage in stages}
-        run_schedule(schedule, modules, inputs, lambda y, i: y.sum(), dist.group.WORLD, inputs[0])
+        pipeline.run(schedule, modules, inputs, lambda y, i: y.sum(), dist.group.WORLD, inputs[0])
 
     with pytest.raises(RankFailed, match=message):
         run(program, 1)
