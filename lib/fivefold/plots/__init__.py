@@ -22,6 +22,8 @@
     causal_work(n, order, rank)                   a causal mask in chunks, and the work of each rank
     work_by_rank(work)                            each rank's work in several orders, beside an even share
     overlap_condition(gpus, published, tried)     how long a block must be for its transfer to hide
+    schedule(schedule, durations)                 a pipeline schedule and what ranks keep; what is wrong, crossed out
+    schedule_of(function, p, m)                   the same of what a function gives, or a line that says why not
 
 Each returns a `Figure`: a notebook shows it with its alt text, `save(path)` writes it as PNG, SVG or PDF.
 """
@@ -39,6 +41,7 @@ from fivefold.plots.load import dropped_choices, expert_load
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
 from fivefold.plots.plans import bytes_moved, plans, predictions
+from fivefold.plots.pipeline import schedule, schedule_of
 from fivefold.plots.ring import ring_all_reduce
 from fivefold.plots.routes import tokens_to_experts
 from fivefold.plots.style import Figure, axis_colour
@@ -62,6 +65,8 @@ __all__ = [
     "predictions",
     "ring_all_reduce",
     "ring_attention",
+    "schedule",
+    "schedule_of",
     "timeline",
     "timeline_of_schedule",
     "tokens_to_experts",

@@ -43,15 +43,16 @@ def timeline(timeline: Timeline, title: str = "", ranks: Sequence[int] | None = 
     if not spans or timeline.makespan <= 0:
         raise ValueError("nothing in this timeline takes any time: measure the run, or give unit costs")
     row = min(0.42, 11.0 / len(shown))
-    key = _key(spans)
+    key = key_of(spans)
     bottom = 0.22 + 0.2 * key_lines(key, width)
     sheet = Sheet(title or _title(timeline), width, row * len(shown) + 0.3, left=0.75, right=0.95, bottom=bottom)
     points_a_second = sheet.points / timeline.makespan
     _rows(sheet.axes, timeline, shown)
     has_links = any(span.lane == "link" for span in spans)
     for place, rank in enumerate(shown):
-        _draw_row(sheet.axes, place, [s for s in spans if s.rank == rank], has_links, points_a_second, row * 72)
-    _scale_bar(sheet.axes, timeline, len(shown))
+        bar = (0.06, 0.64 if has_links else 0.82)
+        draw_row(sheet.axes, place, [s for s in spans if s.rank == rank], bar, points_a_second, row * 72)
+    scale_bar(sheet.axes, timeline, len(shown))
     sheet.key(key)
     return Figure(sheet.figure, _alt(timeline, shown))
 
@@ -88,8 +89,10 @@ def _rows(axes: Axes, timeline: Timeline, shown: list[int]) -> None:
             axes.annotate(f"{share:.0%} busy", *where, textcoords="offset points", ha="left", color=SOFT, **style)
 
 
-def _draw_row(axes: Axes, place: int, spans: list[Span], has_links: bool, scale: float, height: float) -> None:
-    top, tall = place + 0.06, 0.64 if has_links else 0.82
+def draw_row(axes: Axes, place: int, spans: list[Span], bar: tuple[float, float], scale: float, height: float) -> None:
+    """What a rank does: computation, and standing still, in `bar`, the top and the height of it in the row; below it,
+    transfers. `scale` is points a second, `height` that of the row in points."""
+    top, tall = place + bar[0], bar[1]
     groups: dict[tuple, list[Span]] = {}
     for span in spans:
         groups.setdefault((span.lane, span.kind, span.axis if span.kind == "comm" else ""), []).append(span)
@@ -124,7 +127,8 @@ def _write(axes: Axes, span: Span, top: float, tall: float, size: float, scale: 
             axes.plot([span.begin + inset, span.end - inset], [height] * 2, color=colour, linewidth=1.2)
 
 
-def _scale_bar(axes: Axes, timeline: Timeline, rows: int) -> None:
+def scale_bar(axes: Axes, timeline: Timeline, rows: int) -> None:
+    """A length of time, below the rows."""
     length = round_length(timeline.makespan / 5)
     end, height = timeline.makespan, rows + 0.2
     axes.plot([end - length, end], [height] * 2, color=INK, linewidth=1.6, solid_capstyle="butt", clip_on=False)
@@ -133,7 +137,8 @@ def _scale_bar(axes: Axes, timeline: Timeline, rows: int) -> None:
     axes.annotate(text, *where, textcoords="offset points", ha="right", va="center", fontsize=8.5)
 
 
-def _key(spans: list[Span]) -> list[Patch]:
+def key_of(spans: list[Span]) -> list[Patch]:
+    """What stands for what, of these spans."""
     kinds = {span.kind for span in spans if span.kind != "comm"}
     handles = [Patch(facecolor=WORK[kind], label=WORK_NAMES[kind]) for kind in WORK if kind in kinds]
     for handle in handles:

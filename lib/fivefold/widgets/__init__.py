@@ -10,6 +10,7 @@
     ring_attention()             a ring of blocks, step by step: which one is where, one row's maximum and sum
     causal_work()                a causal mask in chunks, and each rank's work before and after zig-zag
     tokens_to_experts()          tokens on their way to experts: scores, top-k, capacity, dispatch, combine
+    schedules()                  pipeline schedules by size and durations, step by step, with their memory
 
 The picture stands in the notebook by itself, so that it is there without a running kernel too.
 """
@@ -23,6 +24,7 @@ from fivefold.widgets.replayed import replayed
 from fivefold.widgets.ring import ring_all_reduce
 from fivefold.widgets.routes import tokens_to_experts
 from fivefold.widgets.zero import zero_memory
+from fivefold.widgets.schedules import schedules
 
 __all__ = [
     "activation_memory",
@@ -33,6 +35,7 @@ __all__ = [
     "ring_all_reduce",
     "ring_attention",
     "tokens_to_experts",
+    "schedules",
     "work_cube",
     "zero_memory",
 ]

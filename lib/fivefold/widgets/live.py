@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fivefold.plots import Figure
@@ -11,12 +11,12 @@ from fivefold.plots import Figure
 NO_KERNEL = "Controls for the figure below: run this cell to use them."
 
 
-def explore(draw: Callable[..., Figure], controls: Mapping[str, Any]) -> None:
+def explore(draw: Callable[..., Figure], controls: Mapping[str, Any], also: Sequence[Any] = ()) -> None:
     """Show `draw(name=value, …)` under its controls, ipywidgets by name, and draw again when one of them changes.
 
     The figure is an output of its own, with its alt text, and stays where the controls cannot work: in a notebook that
     is read and not run, on a page made of one. Without a notebook nothing is shown. An error line of `draw` takes the
-    figure's place until a control is moved on.
+    figure's place until a control is moved on. `also` are widgets that move controls, such as a play button.
     """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not hasattr(shell, "kernel"):
@@ -24,7 +24,7 @@ def explore(draw: Callable[..., Figure], controls: Mapping[str, Any]) -> None:
     from IPython.display import display
     from ipywidgets import HBox, Layout
 
-    box = HBox(list(controls.values()), layout=Layout(flex_flow="row wrap", margin="0 0 4px 0"))
+    box = HBox([*controls.values(), *also], layout=Layout(flex_flow="row wrap", margin="0 0 4px 0"))
     display(box._repr_mimebundle_() | {"text/plain": NO_KERNEL}, raw=True)
     handle = display(_drawn(draw, controls), display_id=True)
     for control in controls.values():
