@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fivefold.runtime.marks import now
 from torch import Tensor, nn
 
 WIDTH, ROWS = 5, 3
@@ -37,6 +38,28 @@ class Stage(nn.Module):
         return x if self.more is None else torch.tanh(self.more(x))
 
 
+class Watched(nn.Module):
+    """A stage that writes down what is done with it, and what the program says that it is doing."""
+
+    def __init__(self, number: int, seed: int, log: list):
+        super().__init__()
+        self.number, self.log, self.stage = number, log, Stage(number, seed)
+        for parameter in self.stage.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: self.note("W"))
+
+    def note(self, letter: str) -> None:
+        entry = [letter, self.number, now.kind, now.label.partition(".")[0]]
+        if not (letter == "W" and self.log and self.log[-1] == entry):
+            self.log.append(entry)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.note("F")
+        y = self.stage(x)
+        if y.requires_grad:
+            y.register_hook(lambda _: self.note("B"))
+        return y
+
+
 def inputs(num_microbatches: int, seed: int) -> list[Tensor]:
     """The micro-batches, unlike each other."""
     return [random(1000 * seed + 500 + i, ROWS, WIDTH) for i in range(num_microbatches)]
@@ -47,19 +70,26 @@ def loss(y: Tensor, i: int) -> Tensor:
     return (y * random(900 + i, ROWS, WIDTH)).sum() + (1 + i) / 7 * y.square().mean()
 
 
-def execute(executor: Any, schedule: Any, seed: int, group: Any = None, steps: int = 1) -> dict:
+def execute(
+    executor: Any, schedule: Any, seed: int, group: Any = None, steps: int = 1, log: list | None = None
+) -> dict:
     """Let `executor`, such as `pipeline.run`, run the schedule on the ranks of `group`: gradients by name, losses by
-    micro-batch. Where two ranks hold a stage, their gradients are added up here. With more steps they pile up."""
+    micro-batch, and whether any of these still has its graph. Where two ranks hold a stage, their gradients are added
+    up here. With more steps they pile up. What is done with each stage is written into `log`."""
     group = group or dist.group.WORLD
-    parts = {stage: Stage(stage, seed) for stage in schedule.stages_of(group.rank())}
+    numbers = schedule.stages_of(group.rank())
+    parts = {n: Stage(n, seed) if log is None else Watched(n, seed, log) for n in numbers}
     losses = {}
     for step in range(steps):
         given = inputs(schedule.num_microbatches, seed + step)
         losses = executor(schedule, parts, given, loss, group, torch.full((ROWS, WIDTH), torch.nan).double())
     for number, route in enumerate(schedule.routes[1:]):
         _add_copies(parts, schedule.routes[0], route, group, number)
-    kept = {int(i): value.detach() for i, value in losses.items()} if isinstance(losses, dict) else losses
-    return {"gradient": _gradients(parts), "losses": kept}
+    found = {"gradient": _gradients(parts), "losses": None, "graph": False}
+    if isinstance(losses, dict):
+        found["graph"] = any(value.requires_grad for value in losses.values() if isinstance(value, Tensor))
+        found["losses"] = {i: value.detach() if isinstance(value, Tensor) else value for i, value in losses.items()}
+    return found
 
 
 def expected(stages: Iterable[int], num_stages: int, num_microbatches: int, seed: int, steps: int = 1) -> dict:
@@ -88,7 +118,7 @@ def _alone(num_stages: int, num_microbatches: int, seed: int, steps: int) -> tup
 
 def _gradients(parts: dict[int, nn.Module]) -> dict[str, Tensor]:
     return {
-        f"stage {number} {name}.grad": parameter.grad
+        f"stage {number} {name.removeprefix('stage.')}.grad": parameter.grad
         for number, part in sorted(parts.items())
         for name, parameter in part.named_parameters()
         if parameter.grad is not None

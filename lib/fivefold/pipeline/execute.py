@@ -81,9 +81,10 @@ def run(
     Adds the gradients of the sum of all losses to the `.grad` of this rank's parameters. Returns the losses of the
     micro-batches whose last stage was on this rank, by micro-batch, without their graphs.
     Each rank does its actions strictly in the order of its list, so ranks that share a stage, with the same schedule,
-    agree on the order of all communication inside it. Messages are asynchronous; nothing is sent but the values that
-    another rank needs, each once. Of a micro-batch is kept what autograd saves, from the forward to the backward, or
-    less from the input gradient to the weight gradient: not the outputs.
+    agree on the order of all communication inside it; each piece of work stands in a `work` block of its letter and
+    micro-batch, so that a timeline can name it. Messages are asynchronous; nothing is sent but the values that another
+    rank needs, each once. Of a micro-batch is kept what autograd saves, from the forward to the backward, or less from
+    the input gradient to the weight gradient: not the outputs.
     Raises ValueError where the schedule is not valid, or not for this group and these stages.
     """
     me = group.rank()
