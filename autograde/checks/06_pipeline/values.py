@@ -17,9 +17,11 @@ from autograde import staged
 from autograde.case import Case
 from autograde.check import Check
 from autograde.compare import compare, compare_all
-from autograde.messages import unwaited
+from autograde.messages import entries_here, unwaited
 from autograde.training import group_of
 from autograde.verdict import Finding
+
+EARLY = "taken before it is there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +67,19 @@ class CheckValues(Check):
         if case.schedule:
             from fivefold.pipeline import execute  # the executor takes the class from there
 
-            library, execute.Values = execute.Values, solution
+            library, execute.Values = execute.Values, _in_step(solution)
             try:
                 schedule = getattr(pipeline, case.schedule)(group.size(), case.count)
                 return staged.execute(pipeline.run, schedule, case.seed, group)
             finally:
                 execute.Values = library
-        values = solution(group, torch.full((2, 3), torch.nan).double())
+        values, first = solution(group, torch.full((2, 3), torch.nan).double()), len(entries_here())
         if group.rank() == 1:
-            return _between(values, case)
-        return _outside(values, case, "activation" if group.rank() == 0 else "gradient")
+            found = _between(values, case)
+        else:
+            found = _outside(values, case, "activation" if group.rank() == 0 else "gradient")
+        entries = entries_here()[first:]
+        return found | {"open": unwaited(entries), "under way": _most_under_way(entries)}
 
     def judge(self, case: Passed, outcomes: list, ledger: Any) -> Iterator[Finding]:
         outcomes = [outcomes[rank] for rank in case.groups[0]]
@@ -88,23 +93,48 @@ class CheckValues(Check):
             for i in range(case.count):
                 key, wanted = f"{name} {i}", case.value(name, i).contiguous()
                 holders = [outcome[key] for outcome in outcomes if key in outcome]
+                if EARLY in holders:
+                    yield Finding("values", False, f"{key} is taken, and nobody has waited for its message")
+                    return
                 finding = compare("values", key, holders, [wanted] * 2, "exact")
                 if not finding.passed:
                     yield finding
                     return
         yield Finding("values", True, "each arrives as it left")
-        yield self._judge_memory(case, outcomes, ledger)
+        yield self._judge_memory(case, outcomes)
 
-    def _judge_memory(self, case: Passed, outcomes: list, ledger: Any) -> Finding:
+    def _judge_memory(self, case: Passed, outcomes: list) -> Finding:
         for rank, outcome in zip(case.groups[0], outcomes, strict=True):
             if outcome.get("kept"):
                 return Finding("memory", False, f"rank {rank} keeps {outcome['kept']} of the values that it has sent")
-            if open_ones := unwaited(ledger[rank].entries):
-                return Finding("memory", False, f"on rank {rank} {open_ones} messages are never waited for")
-            if (most := _most_under_way(ledger[rank].entries)) > 1:
-                return Finding("memory", False, f"{most} messages from rank {rank} to one other are under way at once",
-                               look="A fast rank piles up what a slow one has no room for.")  # fmt: skip
+            if outcome["open"]:
+                return Finding("memory", False, f"on rank {rank} {outcome['open']} messages are never waited for")
+            if outcome["under way"] > 1:
+                seen = f"{outcome['under way']} messages from rank {rank} to one other are under way at once"
+                return Finding("memory", False, seen, look="A fast rank piles up what a slow one has no room for.")
         return Finding("memory", True, "what is sent is let go, one at a time")
+
+
+def _in_step(solution: Any) -> Any:
+    """The same class, with every message waited for where it begins, so that what is overwritten is so each time."""
+
+    class InStep(solution):
+        def receive(self, value: Value, peer: int) -> None:
+            super().receive(value, peer)
+            self.wait([value])
+
+        def send(self, value: Value, peer: int) -> None:
+            super().send(value, peer)
+            self.sent([peer])
+
+    return InStep
+
+
+def _taken(values: Any, value: Value) -> Any:
+    """The tensor, copied; what arrives only after it is taken may be anything, so that is only said."""
+    before = unwaited(entries_here())
+    tensor = values.take(value)
+    return tensor.clone() if unwaited(entries_here()) < before or not before else EARLY
 
 
 def _outside(values: Any, case: Passed, kind: str) -> dict:
@@ -122,22 +152,21 @@ def _outside(values: Any, case: Passed, kind: str) -> dict:
     kept = sum(ref() is not None for ref in made)
     for i in range(case.count):
         values.receive(Value(kind, 1, i), 1)
-    return {f"{kind} {i}": values.take(Value(kind, 1, i)) for i in range(case.count)} | {"kept": kept}
+    return {f"{kind} {i}": _taken(values, Value(kind, 1, i)) for i in reversed(range(case.count))} | {"kept": kept}
 
 
 def _between(values: Any, case: Passed) -> dict:
-    """Take values from both sides, all asked for before the first is used, and send each back."""
+    """Take values from one side and then the other, all asked for before the first is used, and send each back."""
     kinds, found = {"activation": 0, "gradient": 2}, {}
-    for i in range(case.count):
-        for kind, peer in kinds.items():
-            values.receive(Value(kind, 0, i), peer)
-    values.wait([Value("activation", 0, 0), Value("gradient", 7, 7)])
-    for i in reversed(range(case.count)):
-        for kind in kinds:
-            found[f"{kind} {i}"] = values.take(Value(kind, 0, i))
     for kind, peer in kinds.items():
         for i in range(case.count):
-            values.put(Value(kind, 1, i), found[f"{kind} {i}"].clone())
+            values.receive(Value(kind, 0, i), peer)
+        for i in reversed(range(case.count)):
+            found[f"{kind} {i}"] = _taken(values, Value(kind, 0, i))
+    values.wait([Value("gradient", 7, 7)])  # of which there is none
+    for kind, peer in kinds.items():
+        for i in range(case.count):
+            values.put(Value(kind, 1, i), case.value(kind, i))
             values.send(Value(kind, 1, i), peer)
     values.sent([0, 2])
     return found

@@ -10,8 +10,8 @@ RUN = [
         name="input_needs_no_gradient",
         hint="This looks like: what arrives from the stage before is used as a constant. "
         "What is to be sent back to that stage, and who asks autograd for it?",
-        old='x = self.inputs[i] if stage == 0 else self.values.take(Value("activation", stage - 1, i)).requires_grad_()',
-        new='x = self.inputs[i] if stage == 0 else self.values.take(Value("activation", stage - 1, i))',
+        old="y = self.modules[stage](x)",
+        new="y = self.modules[stage](x.detach())",
         also=(("x_grad = x.grad", "x_grad = torch.zeros_like(x)"),),
     ),
     Misconception(
@@ -68,7 +68,7 @@ RUN = [
     Misconception(
         exercise="pipeline.run",
         name="nothing_is_refused",
-        hint="This looks like: whatever comes is run, a schedule for other ranks or with a backward before its forward. "
+        hint="This looks like: whatever comes is taken, such as a schedule for other ranks. "
         "When would you like to be told?",
         old="_check(schedule, stages, group)",
         new="""
@@ -127,15 +127,21 @@ VALUES = [
         name="a_buffer_for_each_rank",
         hint="This looks like: there is one piece of memory for each rank that sends. "
         "What if the next message comes while the last one is still needed?",
-        old="""
-        self.here[value] = torch.empty_like(self.template)
-        self.arriving[value] = dist.irecv(self.here[value], group=self.group, group_src=peer)
-        """,
+        old="self.leaving: dict[int, dist.Work] = {}  # by the rank that they go to",
         new="""
-        self.buffers = getattr(self, "buffers", {})
-        self.here[value] = self.buffers.setdefault(peer, torch.empty_like(self.template))
-        self.arriving[value] = dist.irecv(self.here[value], group=self.group, group_src=peer)
+        self.leaving: dict[int, dist.Work] = {}  # by the rank that they go to
+        self.buffers: dict[int, Tensor] = {}  # by the rank that they come from
         """,
+        also=(
+            (
+                "self.here[value] = torch.empty_like(self.template)",
+                """
+                if peer not in self.buffers:
+                    self.buffers[peer] = torch.empty_like(self.template)
+                self.here[value] = self.buffers[peer]
+                """,
+            ),
+        ),
     ),
     Misconception(
         exercise="pipeline.Values",

@@ -188,6 +188,13 @@ PARTITION = [
 BUBBLE = [
     Misconception(
         exercise="cost.bubble",
+        name="ideal_always",
+        hint="This looks like: the idle time is divided by the work whatever is asked. What is the total made of?",
+        old='return (p - 1) / (v * m if of == "ideal" else v * m + p - 1)',
+        new="return (p - 1) / (v * m)",
+    ),
+    Misconception(
+        exercise="cost.bubble",
         name="denominators_exchanged",
         hint="This looks like: the two denominators have changed places. "
         "Which of the two times has the idle time in it?",
@@ -200,13 +207,6 @@ BUBBLE = [
         hint="This looks like: the pipeline fills for p micro-batches. How long does the last rank wait for its first?",
         old='return (p - 1) / (v * m if of == "ideal" else v * m + p - 1)',
         new='return p / (v * m if of == "ideal" else v * m + p)',
-    ),
-    Misconception(
-        exercise="cost.bubble",
-        name="ideal_always",
-        hint="This looks like: the idle time is divided by the work whatever is asked. What is the total made of?",
-        old='return (p - 1) / (v * m if of == "ideal" else v * m + p - 1)',
-        new="return (p - 1) / (v * m)",
     ),
     Misconception(
         exercise="cost.bubble",
