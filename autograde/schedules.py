@@ -76,7 +76,7 @@ class ScheduleCheck(Check):
     points: ClassVar[dict[str, float]] = {"valid": 1, "bubble": 1, "memory": 1, "gradient": 1}
     visible: ClassVar[Sequence[tuple[int, ...]]] = ((4, 8), (3, 5), (4, 2), (2, 4), (1, 3), (5, 1))
     hidden: ClassVar[Sequence[tuple[int, ...]]] = ((6, 9), (5, 3), (2, 1), (7, 15), (1, 1), (3, 6))
-    executed: ClassVar[Sequence[Sequence[tuple[int, ...]]]] = (((3, 4), (2, 3)), ((4, 2), (2, 5)))  # visible, hidden
+    executed: ClassVar[Sequence[Sequence[tuple[int, ...]]]] = (((3, 4),), ((4, 2), (2, 5)))  # visible, hidden
     refused: ClassVar[Sequence[tuple[int, ...]]] = ()
     metric: ClassVar[str] = "makespan"
     letters: ClassVar[str] = "FB"  # the kinds of work: "FIW" for a backward that is split, "FBIW" for either

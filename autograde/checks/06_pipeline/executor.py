@@ -42,7 +42,7 @@ class Run(Case):
     def __str__(self) -> str:
         chunks = f", v {self.v}" if self.v else ""
         more = (", messages in the lists" if self.messages else "") + (", twice" if self.steps > 1 else "")
-        return f"{self.kind} on {ranks_in_words(self.groups)}, m {self.m}{chunks}{more}"
+        return f"{self.kind or 'what does not fit'} on {ranks_in_words(self.groups)}, m {self.m}{chunks}{more}"
 
     def schedule(self, ranks: int) -> Schedule:
         sizes = (ranks, self.m, self.v) if self.v else (ranks, self.m)

@@ -24,7 +24,7 @@ from fivefold.pipeline.actions import (
     straight,
     v_shaped,
 )
-from fivefold.pipeline.messages import order_messages
+from fivefold.pipeline.messages import order_messages, with_messages
 from fivefold.pipeline.partition import partition_layers
 from fivefold.pipeline.schedule import gpipe, interleaved, naive, one_f_one_b
 from fivefold.pipeline.simulate import Durations, Event, Simulation, marginal_idle, simulate
@@ -73,6 +73,7 @@ __all__ = [
     "sum_copies",
     "v_shaped",
     "validate",
+    "with_messages",
     "zb_h1",
     "zb_h2",
     "zb_v",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -12,8 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fivefold.pipeline.actions import Action, Forward, InputGradient, Receive, Schedule, Send, Value, WeightGradient
 from fivefold.pipeline.backward import split_backward
-from fivefold.pipeline.messages import order_messages
-from fivefold.pipeline.validate import validate
+from fivefold.pipeline.messages import with_messages
 from fivefold.pipeline.values import Values
 from fivefold.runtime.ledger import work
 
@@ -63,6 +61,19 @@ class _Stages:
             self.values.put(Value("gradient", stage, i), x_grad)
 
 
+def _check(schedule: Schedule, stages: Mapping[int, nn.Module], group: dist.ProcessGroup) -> None:
+    if schedule.num_ranks != group.size():
+        raise ValueError(
+            f"{schedule.name} is for {schedule.num_ranks} ranks, the group has {group.size()}: "
+            f"make a schedule for {group.size()}"
+        )
+    wanted = schedule.stages_of(group.rank())
+    if sorted(stages) != wanted:
+        raise ValueError(
+            f"rank {group.rank()} of {schedule.name} holds the stages {wanted}, {sorted(stages)} were given"
+        )
+
+
 def run(
     schedule: Schedule,
     stages: Mapping[int, nn.Module],
@@ -91,7 +102,7 @@ def run(
     _check(schedule, stages, group)
     values = Values(group, template)
     mine = _Stages(stages, schedule.num_stages - 1, inputs, loss, values)
-    for action in _with_messages(schedule).actions[me]:
+    for action in with_messages(schedule).actions[me]:
         if isinstance(action, Receive):
             values.receive(action.value, action.peer)
         elif isinstance(action, Send):
@@ -103,23 +114,3 @@ def run(
                 mine.do(step)
     values.sent(range(group.size()))
     return mine.losses
-
-
-def _check(schedule: Schedule, stages: Mapping[int, nn.Module], group: dist.ProcessGroup) -> None:
-    if schedule.num_ranks != group.size():
-        raise ValueError(
-            f"{schedule.name} is for {schedule.num_ranks} ranks, the group has {group.size()}: "
-            f"make a schedule for {group.size()}"
-        )
-    wanted = schedule.stages_of(group.rank())
-    if sorted(stages) != wanted:
-        raise ValueError(
-            f"rank {group.rank()} of {schedule.name} holds the stages {wanted}, {sorted(stages)} were given"
-        )
-
-
-@lru_cache(maxsize=32)
-def _with_messages(schedule: Schedule) -> Schedule:
-    """Once for each schedule, not once for each step of training."""
-    validate(schedule)
-    return schedule if schedule.has_messages else order_messages(schedule)

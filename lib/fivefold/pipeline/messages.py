@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fivefold.pipeline.actions import Receive, Schedule, Send
+from fivefold.pipeline.validate import validate
+
+
+@lru_cache(maxsize=32)
+def with_messages(schedule: Schedule) -> Schedule:
+    """A schedule that can be executed: `schedule` as it is where it holds messages, else what `order_messages` gives.
+
+    Raises InvalidSchedule, a ValueError, where it breaks a rule. What was found out of a schedule is remembered, so
+    that training pays for it once and not in each step.
+    """
+    validate(schedule)
+    return schedule if schedule.has_messages else order_messages(schedule)
 
 
 def order_messages(schedule: Schedule) -> Schedule:
