@@ -139,7 +139,7 @@ VALUES = [
                 """
                 if peer not in self.buffers:
                     self.buffers[peer] = torch.empty_like(self.template)
-                self.here[value] = self.buffers[peer]
+                self.here[value] = self.buffers[peer].view_as(self.template)
                 """,
             ),
         ),

@@ -18,13 +18,13 @@ The picture stands in the notebook by itself, so that it is there without a runn
 from fivefold.widgets.activations import activation_memory
 from fivefold.widgets.attention import causal_work, ring_attention
 from fivefold.widgets.cube import work_cube
+from fivefold.widgets.explorer import schedules
 from fivefold.widgets.pair import column_row_pair
 from fivefold.widgets.planner import planner
 from fivefold.widgets.replayed import replayed
 from fivefold.widgets.ring import ring_all_reduce
 from fivefold.widgets.routes import tokens_to_experts
 from fivefold.widgets.zero import zero_memory
-from fivefold.widgets.schedules import schedules
 
 __all__ = [
     "activation_memory",
