@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from autograde.misconception import Misconception
 
-WRITTEN = """
-lists[rank].append(Send(value, peer))
-lists[peer].append(Receive(value, rank))
-"""
-
 ORDER_MESSAGES = [
     Misconception(
         exercise="pipeline.order_messages",
@@ -17,15 +12,15 @@ ORDER_MESSAGES = [
         "without a look at its neighbours. If both send first, who receives?",
         source="""
         def order_messages(schedule: Schedule) -> Schedule:
-            \"\"\"Put every send and receive into the lists, so that blocking sends never deadlock, on 2 ranks as on many.
+            '''Put every send and receive into the lists, so that blocking sends never deadlock, on 2 ranks as on many.
 
             schedule: lists of computation only.
-            Returns a Schedule with the same computation in the same order on each rank, and for each value that another
-            rank needs one Send after the action that makes it and one Receive before the action that needs it. From each
-            rank to each other rank sends and receives come in the same order, and where a send blocks until its receive
-            is reached all ranks still come to their ends.
+            Returns a Schedule with the same computation in the same order on each rank, and for each value that
+            another rank needs one Send after the action that makes it and one Receive before the action that needs
+            it. From each rank to each other rank sends and receives come in the same order, and where a send blocks
+            until its receive is reached all ranks still come to their ends.
             Raises ValueError where the schedule cannot reach its end.
-            \"\"\"
+            '''
             validate(schedule)
             lists = []
             for rank, actions in enumerate(schedule.actions):
@@ -86,19 +81,16 @@ SUM_COPIES = [
         name="mean_of_both",
         hint="This looks like: the two gradients are averaged. "
         "One weight is used in two places of one loss: is its gradient the mean of both uses?",
-        old="for parameter, total in zip(parameters, (mine + other).split([p.numel() for p in parameters]), strict=True):",
-        new="""
-        sums = (mine + other) / 2
-        for parameter, total in zip(parameters, sums.split([p.numel() for p in parameters]), strict=True):
-        """,
+        old="totals = (mine + other).split([p.numel() for p in parameters])",
+        new="totals = ((mine + other) / 2).split([p.numel() for p in parameters])",
     ),
     Misconception(
         exercise="pipeline.sum_copies",
         name="exchanged_not_added",
         hint="This looks like: each rank takes the other's gradient in the place of its own. "
         "Do the two copies of the weight stay equal?",
-        old="for parameter, total in zip(parameters, (mine + other).split([p.numel() for p in parameters]), strict=True):",
-        new="for parameter, total in zip(parameters, other.split([p.numel() for p in parameters]), strict=True):",
+        old="totals = (mine + other).split([p.numel() for p in parameters])",
+        new="totals = other.split([p.numel() for p in parameters])",
     ),
     Misconception(
         exercise="pipeline.sum_copies",

@@ -62,7 +62,7 @@ INTERLEAVED = [
         hint="This looks like: a rank warms up as in plain 1F1B. "
         "A micro-batch now comes by v times before its loss is known: how long is it on its way?",
         old="warmup = min(2 * (p - rank - 1) + (v - 1) * p, m * v)",
-        new="warmup = min(p - rank - 1 + (v - 1) * p, m * v)",
+        new="warmup = min(p - rank - 1, m * v)",
     ),
     Misconception(
         exercise="pipeline.interleaved",

@@ -11,6 +11,18 @@ from torch import nn
 from fivefold.pipeline.actions import Schedule
 
 
+def _add_that_of(peer: int, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    mine = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+    other = torch.empty_like(mine)
+    # In one batch: on NCCL, two ranks that both send first would wait for ever.
+    ways = ((dist.isend, mine), (dist.irecv, other))
+    for work in dist.batch_isend_irecv([dist.P2POp(way, x, group=group, group_peer=peer) for way, x in ways]):
+        work.wait()
+    totals = (mine + other).split([p.numel() for p in parameters])
+    for parameter, total in zip(parameters, totals, strict=True):
+        parameter.grad = total.view_as(parameter)
+
+
 def sum_copies(
     schedule: Schedule,
     stages: Mapping[int, nn.Module],
@@ -34,14 +46,3 @@ def sum_copies(
                 shared.setdefault(peer, {})[parameter] = None
     for peer, parameters in shared.items():
         _add_that_of(peer, list(parameters), group)
-
-
-def _add_that_of(peer: int, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    mine = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
-    other = torch.empty_like(mine)
-    # In one batch: on NCCL, two ranks that both send first would wait for ever.
-    ways = ((dist.isend, mine), (dist.irecv, other))
-    for work in dist.batch_isend_irecv([dist.P2POp(way, x, group=group, group_peer=peer) for way, x in ways]):
-        work.wait()
-    for parameter, total in zip(parameters, (mine + other).split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = total.view_as(parameter)
