@@ -184,6 +184,9 @@ for make in (gpipe, my_1f1b):
 # %% exercise="pipeline.interleaved"
 from fivefold.pipeline import interleaved
 
+# %% [markdown]
+# Drawn with v = 2. A step is the forward of a chunk here, so that it is half as long as those of the drawings above.
+
 # %%
 plots.schedule_of(interleaved, world_size, 2 * world_size, 2)
 

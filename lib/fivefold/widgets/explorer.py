@@ -27,10 +27,10 @@ def schedules(name: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> None:
     """Show a schedule on p ranks with m micro-batches, with controls for all of it and for how long actions take.
 
     v, the chunks a rank, is for the interleaved one alone. The play button goes through the schedule step by step, a
-    step being the moment at which some action starts; at its end the slider shows the whole. Sizes for which there is
-    no such schedule are told in a line.
+    step being the moment at which some action starts; the square one goes back to the first, and the last one is the
+    whole. Sizes for which there is no such schedule are told in a line.
     """
-    from ipywidgets import IntSlider, Play, jslink
+    from ipywidgets import IntSlider, Play
 
     controls = {
         "name": choice("schedule", {key: key for key in SCHEDULES}, name),
@@ -44,8 +44,8 @@ def schedules(name: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> None:
     }
     last = _last(controls)
     step = IntSlider(value=last, min=0, max=last, description="step", continuous_update=False)
-    play = Play(value=last, min=0, max=last, interval=500, description="step by step")
-    jslink((play, "value"), (step, "value"))
+    play = Play(value=0, min=0, max=last, interval=700, show_repeat=False)
+    play.observe(lambda change: setattr(step, "value", change["new"]), "value")
     for control in controls.values():  # before the figure is drawn again: its observers come later
         control.observe(lambda _: _restart(step, play, _last(controls)), "value")
     explore(draw, controls | {"step": step}, also=[play])
@@ -96,6 +96,5 @@ def _last(controls: dict[str, Any]) -> int:
 
 def _restart(step: Any, play: Any, last: int) -> None:
     """Another schedule has other steps; all of it is shown first."""
-    for widget in (step, play):
-        widget.max = max(last, 1)
-        widget.value = last
+    play.max = step.max = max(last, 1)
+    play.value, step.value = 0, last
