@@ -497,11 +497,11 @@ kept_answer = 16 - 5
 # %% check="07.kept"
 check("07.kept", kept_answer)
 
-# %% question="07.interleaved"
-interleaved_answer = 100 * 7 / (4 * 32)
+# %% question="07.chunks"
+chunks_answer = 100 * 7 / (4 * 32)
 
-# %% check="07.interleaved"
-check("07.interleaved", interleaved_answer)
+# %% check="07.chunks"
+check("07.chunks", chunks_answer)
 
 # %% question="07.price"
 price_answer = "d"

@@ -14,7 +14,7 @@ from fivefold.pipeline import Schedule
 from autograde import staged
 from autograde.case import Case, ranks_in_words
 from autograde.check import Check
-from autograde.compare import compare, compare_all
+from autograde.compare import compare_all
 from autograde.messages import expect_messages
 from autograde.training import group_of
 from autograde.verdict import Finding
@@ -133,10 +133,11 @@ def _judge_losses(outcomes: list, expected: list[dict]) -> Finding:
             return Finding("losses", False, f"rank {rank} returns losses of {sorted(got)}, expected {sorted(wanted)}")
         if outcome["graph"]:
             return Finding("losses", False, f"the losses on rank {rank} still have their graphs")
-        for i, value in wanted.items():
-            finding = compare("losses", f"the loss of micro-batch {i}", [got[i]], [value], "layers")
-            if not finding.passed:
-                return finding
+    named = [{f"the loss of micro-batch {i}": value for i, value in of.items()} for of in expected]
+    got = [{f"the loss of micro-batch {i}": value for i, value in outcome["losses"].items()} for outcome in outcomes]
+    finding = compare_all("losses", got, named, "layers")
+    if not finding.passed:
+        return finding
     return Finding("losses", True, "each on the rank of its last stage")
 
 

@@ -43,7 +43,7 @@ questions = [
         },
     ),
     Question(
-        id="07.interleaved",
+        id="07.chunks",
         text="p = 8, m = 32, and **v = 4** chunks on every rank. How many **percent of the ideal time** is the bubble?",
         answer=5.469,
         unit="%",
