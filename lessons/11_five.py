@@ -32,11 +32,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fivefold import context, plots, run, tensor, zero
+from fivefold import context, pipeline, plots, run, tensor, zero
 from fivefold.layout import Layout
 from fivefold.mesh import Mesh, make_mesh
 from fivefold.model import GPTConfig, Role
-from fivefold.pipeline import run_schedule, sum_copies
+from fivefold.pipeline import sum_copies
 from fivefold.runtime.cluster import cluster
 from fivefold.runtime.ledger import Ledger, phase
 from fivefold.runtime.replay import replay

@@ -91,7 +91,7 @@ def step__in_another_order(trainer, tokens, lr=None):
     parts = train.local_batches(tokens, job.num_microbatches, mesh)
     loss = train.loss_mean([part.labels for part in parts], mesh)
     inputs = [part.inputs for part in parts]
-    losses = pipeline.run_schedule(trainer.schedule, trainer.stages, inputs, loss, mesh.pp, trainer.template())
+    losses = pipeline.run(trainer.schedule, trainer.stages, inputs, loss, mesh.pp, trainer.template())
     total = trainer.total(losses)
     if job.sequence_parallel:
         whole = [p for p, role in trainer.roles.items() if role.split is None]
@@ -108,7 +108,7 @@ def step__reduced_by_step1(trainer, tokens, lr=None):
     job, mesh = trainer.job, trainer.mesh
     parts = train.local_batches(tokens, job.num_microbatches, mesh)
     loss = train.loss_mean([part.labels for part in parts], mesh)
-    losses = pipeline.run_schedule(
+    losses = pipeline.run(
         trainer.schedule, trainer.stages, [part.inputs for part in parts], loss, mesh.pp, trainer.template()
     )
     pipeline.sum_copies(trainer.schedule, trainer.stages, mesh.pp, trainer.tied)
