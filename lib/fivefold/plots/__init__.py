@@ -40,8 +40,8 @@ from fivefold.plots.limits import data_parallel_limits
 from fivefold.plots.load import dropped_choices, expert_load
 from fivefold.plots.matrix import traffic, traffic_by_axis
 from fivefold.plots.pair import column_row_pair
-from fivefold.plots.plans import bytes_moved, plans, predictions
 from fivefold.plots.pipeline import schedule, schedule_of
+from fivefold.plots.plans import bytes_moved, plans, predictions
 from fivefold.plots.ring import ring_all_reduce
 from fivefold.plots.routes import tokens_to_experts
 from fivefold.plots.style import Figure, axis_colour
