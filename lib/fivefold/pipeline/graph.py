@@ -41,11 +41,11 @@ def take_apart(output: Tensor | GradientEdge, input: Tensor | None) -> Parts:
     transpose, or the rows that an embedding looks up in it, is on its side. Its gradient is an early one where it
     enters at several operations, since one of them may lie behind the other, or at one that cannot be split.
     """
-    results, enters = _follow(output if isinstance(output, GradientEdge) else get_gradient_edge(output), input)
+    results, enters = follow(output if isinstance(output, GradientEdge) else get_gradient_edge(output), input)
     entrances: dict[Node, Entrance] = {}
     early = []
     for weight, nodes in enters.items():
-        if len(nodes) > 1 or not _can_be_split(nodes[0]):
+        if len(nodes) > 1 or not can_be_split(nodes[0]):
             early.append(weight)
         else:
             entrances.setdefault(nodes[0], Entrance(results[nodes[0]], [])).weights.append(weight)
@@ -61,7 +61,7 @@ def release(node: Node) -> None:
             saved.register_hooks(lambda tensor: None, lambda nothing: nothing)  # keep None in the tensor's place
 
 
-def _follow(top: GradientEdge, input: Tensor | None) -> tuple[dict[Node, list[GradientEdge]], dict[Tensor, list[Node]]]:
+def follow(top: GradientEdge, input: Tensor | None) -> tuple[dict[Node, list[GradientEdge]], dict[Tensor, list[Node]]]:
     """The gradients that arrive at each operation on the way from the output, and where each weight enters."""
     results = {top.node: [top]}
     enters: dict[Tensor, list[Node]] = {}
@@ -92,7 +92,7 @@ def _only_leaf(node: Node) -> Tensor | None:
     return node.variable
 
 
-def _can_be_split(node: Node) -> bool:
+def can_be_split(node: Node) -> bool:
     """Whether the operation leaves out of its backward what it is not asked for, and needs nothing computed again.
 
     An autograd.Function computes, and communicates, whatever its author has written. Where saved tensors are in other
