@@ -27,14 +27,17 @@ AGAIN = "What has the first half computed already? What of it does the second ha
 
 class SplitBackward(Check):
     exercise = "pipeline.split_backward"
-    points = {"gradient": 3, "halves": 1, "work": 1, "memory": 2, "traffic": 1}
+    points = {"gradient": 2, "halves": 3, "work": 1, "memory": 2, "traffic": 1}
     timeout, measure = 20.0, True
 
     def cases(self, seed: int, level: str) -> list[Halves]:
         asked = tuple(name for name in self.points if name != "traffic")
         odd = tuple(name for name in asked if name != "memory")
         if level == "visible":
-            sizes = [(("a block", "a first stage"), (2,), (0,), 3, asked), (("a last stage",), (2, 1, 3), (2, 0, 1), 2, asked)]
+            sizes = [
+                (("a block", "a first stage"), (2,), (0,), 3, asked),
+                (("a last stage",), (2, 1, 3), (2, 0, 1), 2, asked),
+            ]
             sizes.append((("weights used twice",), (1, 2), (1, 0), 2, odd))
             ranks = 2
         else:
@@ -115,7 +118,9 @@ def judge_work(name: str, case: Halves, outcome: dict, ledger: Ledger) -> Findin
     """Both halves together go through the stage once, and multiply no more than one backward does."""
     before, after, once = outcome["passes before"], outcome["passes after"], len(case.batches)
     if (before, after) != (once, once):
-        seen = f"{name}: backward goes through the stage {after / once:.3g} times, {before / once:.3g} in the first half"
+        seen = (
+            f"{name}: backward goes through the stage {after / once:.3g} times, {before / once:.3g} in the first half"
+        )
         return Finding("work", False, seen, "expected once, in the first half", AGAIN)
     forward, first, second = (_flops(ledger, f"{name}: {part}") for part in ("forward", "first half", "second half"))
     times = (first + second) / forward
@@ -147,12 +152,16 @@ def _judge_memory(name: str, case: Halves, outcome: dict, ledger: Ledger) -> Fin
 def _sent(ledger: Ledger) -> Finding:
     """All communication of backward is in the first half: an all-gather and a reduce-scatter."""
     for rank, own in enumerate(ledger.ranks):
-        ops = {half: sorted(c.op for c in own.communications if c.phase == half) for half in ("first half", "second half")}
+        ops = {
+            half: sorted(c.op for c in own.communications if c.phase == half) for half in ("first half", "second half")
+        }
         if ops["second half"]:
             seen = f"rank {rank} sends {len(ops['second half'])} times in the second half, expected 0"
             return Finding("traffic", False, seen, look=AGAIN)
         if ops["first half"] != ["all_gather", "reduce_scatter"]:
-            return Finding("traffic", False, f"the first half of rank {rank} makes {len(ops['first half'])} calls, expected 2")
+            return Finding(
+                "traffic", False, f"the first half of rank {rank} makes {len(ops['first half'])} calls, expected 2"
+            )
     return Finding("traffic", True, "2 calls in the first half, 0 in the second")
 
 

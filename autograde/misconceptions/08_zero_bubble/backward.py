@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from autograde.misconception import Misconception
 
-TODAY = """
-    parts = take_apart(output, input)
-    inputs = [] if input is None or not input.requires_grad else [get_gradient_edge(input)]
-    early = [get_gradient_edge(weight) for weight in parts.early]
-    wanted = [*inputs, *early, *(edge for entrance in parts.entrances for edge in entrance.results)]
-    arrived = iter(torch.autograd.grad(output, wanted, grad, retain_graph=True, allow_unused=True) if wanted else ())
-    input_grad = next(arrived) if inputs else None
-"""
-
 SPLIT_BACKWARD = [
     Misconception(
         exercise="pipeline.split_backward",
@@ -36,18 +27,16 @@ SPLIT_BACKWARD = [
         "stage in messages?",
         source="""
         def split_backward(output, input, grad=None):
-            weights = [weight for weight in follow(output if isinstance(output, GradientEdge) else
-                                                   get_gradient_edge(output), input)[1]]
-            needs = input is not None and input.requires_grad
-            input_grad = None
-            if needs:
+            parts, input_grad = take_apart(output, input), None
+            weights = [*parts.early, *(weight for entrance in parts.entrances for weight in entrance.weights)]
+            if input is not None and input.requires_grad:
                 (input_grad,) = torch.autograd.grad(output, [input], grad, retain_graph=True)
 
             def weight_gradients():
                 torch.autograd.backward([output], [grad], inputs=weights)
 
             return input_grad, weight_gradients
-        """.replace("follow(", "__import__('fivefold.pipeline.graph', fromlist=['follow']).follow("),
+        """,
     ),
     Misconception(
         exercise="pipeline.split_backward",
@@ -143,11 +132,21 @@ TAKE_APART = [
     ),
     Misconception(
         exercise="pipeline.graph.take_apart",
-        name="first_use_only",
-        hint="This looks like: of a weight that is used twice, one use counts. "
+        name="one_use_only",
+        hint="This looks like: of a weight that is used twice, the use nearer to the input counts. "
         "A gradient is a sum over all uses. Where is the other one asked for?",
-        old="if len(nodes) > 1 or not can_be_split(nodes[0]):",
-        new="if not can_be_split(nodes[0]):",
+        old="""
+        if len(nodes) > 1 or not can_be_split(nodes[0]):
+            early.append(weight)
+        else:
+            entrances.setdefault(nodes[0], Entrance(results[nodes[0]], [])).weights.append(weight)
+        """,
+        new="""
+        if not can_be_split(nodes[-1]):
+            early.append(weight)
+        else:
+            entrances.setdefault(nodes[-1], Entrance(results[nodes[-1]], [])).weights.append(weight)
+        """,
     ),
     Misconception(
         exercise="pipeline.graph.take_apart",
