@@ -133,7 +133,7 @@ TAKE_APART = [
     Misconception(
         exercise="pipeline.graph.take_apart",
         name="one_use_only",
-        hint="This looks like: of a weight that is used twice, the use nearer to the input counts. "
+        hint="This looks like: a weight is taken to enter at one operation, also where it is used twice. "
         "A gradient is a sum over all uses. Where is the other one asked for?",
         old="""
         if len(nodes) > 1 or not can_be_split(nodes[0]):
@@ -142,10 +142,11 @@ TAKE_APART = [
             entrances.setdefault(nodes[0], Entrance(results[nodes[0]], [])).weights.append(weight)
         """,
         new="""
-        if not can_be_split(nodes[-1]):
-            early.append(weight)
+        node = nodes[-1]  # the last that was found on the way from the output
+        if can_be_split(node):
+            entrances.setdefault(node, Entrance(results[node], [])).weights.append(weight)
         else:
-            entrances.setdefault(nodes[-1], Entrance(results[nodes[-1]], [])).weights.append(weight)
+            early.append(weight)
         """,
     ),
     Misconception(

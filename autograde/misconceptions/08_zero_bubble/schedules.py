@@ -194,7 +194,10 @@ ZB_V = [
         old="lists.append(in_order(words, stages=[r, 2 * p - 1 - r]))",
         new="lists.append(in_order(words, stages=[r, p + r]))",
         also=(
-            ('return Schedule("ZB-V", m, v_shaped(p), lists)', 'return Schedule("ZB-V", m, (2 * tuple(range(p)),), lists)'),
+            (
+                'return Schedule("ZB-V", m, v_shaped(p), lists)',
+                'return Schedule("ZB-V", m, (2 * tuple(range(p)),), lists)',
+            ),
         ),
     ),
     Misconception(
@@ -243,11 +246,13 @@ ZB_V = [
         old="for r in range(p):",
         new="for rank in range(p):\n    r = p - 1 - rank",
         also=(
-            ("lists.append(in_order(words, stages=[r, 2 * p - 1 - r]))",
-             "lists.append(in_order(words, stages=[rank, 2 * p - 1 - rank]))"),
+            (
+                "lists.append(in_order(words, stages=[r, 2 * p - 1 - r]))",
+                "lists.append(in_order(words, stages=[rank, 2 * p - 1 - rank]))",
+            ),
         ),
     ),
-]  # fmt: skip
+]
 
 DUALPIPE = [
     Misconception(

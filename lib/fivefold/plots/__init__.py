@@ -22,6 +22,7 @@
     causal_work(n, order, rank)                   a causal mask in chunks, and the work of each rank
     work_by_rank(work)                            each rank's work in several orders, beside an even share
     overlap_condition(gpus, published, tried)     how long a block must be for its transfer to hide
+    bubble_and_memory(points)                     pipeline schedules: how long ranks idle, and what they keep
     schedule(schedule, durations)                 a pipeline schedule and what ranks keep; what is wrong, crossed out
     schedule_of(function, p, m)                   the same of what a function gives, or a line that says why not
 
@@ -45,12 +46,14 @@ from fivefold.plots.plans import bytes_moved, plans, predictions
 from fivefold.plots.ring import ring_all_reduce
 from fivefold.plots.routes import tokens_to_experts
 from fivefold.plots.style import Figure, axis_colour
+from fivefold.plots.tradeoff import bubble_and_memory
 from fivefold.plots.zero import kept_by_stage, zero_memory
 
 __all__ = [
     "Figure",
     "activation_memory",
     "axis_colour",
+    "bubble_and_memory",
     "bytes_moved",
     "causal_work",
     "column_row_pair",
