@@ -138,7 +138,9 @@ class ScheduleCheck(Check):
         for rank, outcome in enumerate(outcomes):
             problem, schedule = self._shape(case, outcome["schedule"])
             if problem:
-                yield Finding(case.properties[0], False, problem + (f" on rank {rank}" if len(outcomes) > 1 else ""))
+                first, *others = case.properties
+                yield Finding(first, False, problem + (f" on rank {rank}" if len(outcomes) > 1 else ""))
+                yield from (Finding(name, None, "not judged: it is no such schedule") for name in others)
                 return
         if case.executed:
             yield self._judge_run(case, schedule, outcomes)
