@@ -30,7 +30,6 @@
 # here; you need not have solved them.
 
 # %%
-import copy
 import tempfile
 from collections.abc import Callable, Sequence
 
@@ -42,6 +41,7 @@ from fivefold import cost, pipeline, plots
 from fivefold.pipeline import Durations, Schedule, both_ways, in_order, simulate, straight, v_shaped
 from fivefold.pipeline.graph import Entrance, Parts, can_be_split, follow, release, take_apart
 from fivefold.runtime.cluster import cluster
+from fivefold.runtime.ledger import Ledger
 from fivefold.runtime.replay import Replay, replay
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -151,11 +151,9 @@ def largest_difference(schedule: Schedule, results: list, Layer: type = Layer) -
 UNITS = {"F": 1, "I": 1, "W": 1, "B": 2}
 
 
-def replayed(
-    schedule: Schedule, iterations: int = 1, **parts: Callable
-) -> tuple[Replay, list, fivefold.runtime.ledger.Ledger]:
+def replayed(schedule: Schedule, iterations: int = 1, **parts: Callable) -> tuple[Replay, list, Ledger]:
     """A run on real ranks: its replay with unit costs, what the ranks returned, its ledger."""
-    units = UNITS if schedule.num_stages == p else {kind: cost / 2 for kind, cost in UNITS.items()}  # half stages
+    units = UNITS if schedule.num_stages == p else {kind: time / 2 for kind, time in UNITS.items()}  # half stages
     given = {f"pipeline.{name}": part for name, part in parts.items()}
     done = fivefold.run(one_step, p, schedule, iterations, measure=True, parts=given)
     return replay(done.ledger, cluster("h100"), units), done.results, done.ledger
@@ -649,9 +647,9 @@ check("08.dualpipe", dualpipe_answer)
 # %% [markdown]
 # ## Where this stands
 #
-# | here | the paper's authors | PyTorch |
+# | here | the papers' authors | PyTorch |
 # | --- | --- | --- |
-# | `split_backward` | linear layers that store what W needs | `stage_backward_input`, `stage_backward_weight` |
+# | `split_backward` | `WeightGradStore`, in their Megatron-LM fork | `stage_backward_input`, `stage_backward_weight` |
 # | `zb_h1`, `zb_h2` | in their Megatron-LM fork | any list, by `_PipelineScheduleRuntime` |
 # | `zb_v` | in their Megatron-LM fork | `ScheduleZBVZeroBubble` |
 # | `dualpipe` | DeepSeek's repository DualPipe | folded, `ScheduleDualPipeV` |
@@ -666,9 +664,8 @@ check("08.dualpipe", dualpipe_answer)
 # ZB-H1 for 7 of 103, so that a step is 12% shorter. What DualPipe buys DeepSeek-V3 in speed is not published apart
 # from the rest; its report states the bubble and the memory.
 #
-# **Papers.** [Zero Bubble Pipeline Parallelism](https://arxiv.org/abs/2401.10241) (Qi et al. 2023): figures 2 and 3 are
-# your ZB-H1 and ZB-H2, section 4 the optimizer without a flush, section 6 ZB-V.
+# **Papers.** [Zero Bubble Pipeline Parallelism](https://arxiv.org/abs/2401.10241) (Qi et al. 2023): section 2 has your
+# ZB-H1 and ZB-H2, section 4 the optimizer without a flush, section 6 ZB-V.
 # [Pipeline Parallelism with Controllable Memory](https://arxiv.org/abs/2405.15362) (Qi et al. 2024) goes on with Vs.
 # [DeepSeek-V3](https://arxiv.org/abs/2412.19437) (2024), section 3.2.1, is DualPipe.
 # [Chimera](https://arxiv.org/abs/2107.06925) (Li and Hoefler 2021) entered a pipeline from both ends before.
-# [2BP](https://arxiv.org/abs/2405.18047) (Rae et al. 2024) splits the backward in other frameworks' schedules.

@@ -130,6 +130,7 @@ class Split(ScheduleCheck):
 
 class ZbH1(Split):
     exercise = "pipeline.zb_h1"
+    executed = (((3, 2), (2, 3)), ((4, 6), (4, 2)))
 
     def idle(self, case: Planned, d: Durations) -> float | None:
         return (case.p - 1) * (d.forward + d.input_gradient - d.weight_gradient) if case.m >= case.p else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import matplotlib
 
-from fivefold.plots.style import INK, PIPELINE, RC, RULE, SOFT, Figure, Sheet
+from fivefold.plots.style import INK, PIPELINE, RC, RULE, SOFT, Figure, Sheet, duration
 
 DARK_PIPELINE = "#8E3F6B"  # the axis's colour, dark enough for small marks on paper
 
@@ -45,9 +45,9 @@ def _title(points: Mapping[str, tuple[float, float]]) -> str:
     """The schedule that idles least, and of those the one that keeps least."""
     best = min(points, key=lambda name: points[name][::-1])
     memory, idle = points[best]
-    return f"{best} idles for {idle:.3g} steps by its paper's clock, and keeps {memory:.3g} micro-batches"
+    return f"{best} idles for {duration(idle, '')} by its paper's clock, and keeps {memory:g} micro-batches"
 
 
 def _alt(points: Mapping[str, tuple[float, float]]) -> str:
-    words = [f"{name} idles for {idle:.3g} steps and keeps {memory:.3g}" for name, (memory, idle) in points.items()]
+    words = [f"{name} idles for {duration(idle, '')} and keeps {memory:g}" for name, (memory, idle) in points.items()]
     return f"Idle time against activations at the peak: {'; '.join(words)}."
