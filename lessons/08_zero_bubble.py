@@ -453,7 +453,7 @@ for name in ("ZB-H2", "ZB-V", "ZB-H1", "1F1B", "DualPipe"):
         (once["window"], max(paper.idle_in_window)),
         (again, max(my_idle(schedule, units))),
     ]
-    print(f"{name:22}" + "".join(f"{a + 0.001:8.2f} ({abs(b):.1f})    " for a, b in cells))
+    print(f"{name:22}" + "".join(f"{abs(a):8.2f} ({abs(b):.1f})    " for a, b in cells))
 
 # %% [markdown]
 # By makespan ZB-H2 is as far from zero as ZB-H1, and needs nearly twice its memory. If your steps end with a flush,
@@ -638,11 +638,11 @@ kept_answer = "b"
 # %% check="08.kept"
 check("08.kept", kept_answer)
 
-# %% question="08.dualpipe"
-dualpipe_answer = 7 * (2.5 + 2 - 3)
+# %% question="08.pairs"
+pairs_answer = 7 * (2.5 + 2 - 3)
 
-# %% check="08.dualpipe"
-check("08.dualpipe", dualpipe_answer)
+# %% check="08.pairs"
+check("08.pairs", pairs_answer)
 
 # %% [markdown]
 # ## Where this stands

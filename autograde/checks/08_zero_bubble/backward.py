@@ -34,11 +34,7 @@ class SplitBackward(Check):
         asked = tuple(name for name in self.points if name != "traffic")
         odd = tuple(name for name in asked if name != "memory")
         if level == "visible":
-            sizes = [
-                (("a block", "a first stage"), (2,), (0,), 3, asked),
-                (("a last stage",), (2, 1, 3), (2, 0, 1), 2, asked),
-            ]
-            sizes.append((("weights used twice",), (1, 2), (1, 0), 2, odd))
+            sizes = [(PLAIN, (2, 1, 3), (2, 0, 1), 3, asked), (("weights used twice",), (1, 2), (1, 0), 2, odd)]
             ranks = 2
         else:
             sizes = [(PLAIN, (1, 2 + seed % 3), (1, 0), 4, asked)]

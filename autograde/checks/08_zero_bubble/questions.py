@@ -85,7 +85,7 @@ questions = [
         },
     ),
     Question(
-        id="08.dualpipe",
+        id="08.pairs",
         text="DualPipe on 16 ranks. F, I and W take 1 ms each, and a forward and a backward together 2.5 ms. By the "
         "formula of DeepSeek-V3's report, (p/2 − 1)(F&B + B − 3W), for how many **ms** does a rank idle?",
         answer=10.5,

@@ -148,6 +148,9 @@ def simulate(schedule: Schedule, durations: Durations | None = None, iterations:
 def marginal_idle(schedule: Schedule, durations: Durations | None = None) -> tuple[float, ...]:
     """Each rank's idle time in one more iteration, where iterations follow each other with no flush.
 
+    schedule: lists of any kind. durations: unit times where None; the idle time is in their unit.
+    Returns a number for each rank: by how much the end of all is later with one iteration more, less what the rank
+    works in it. Where every rank is busy from one iteration to the next, it is 0.
     Raises ValueError where the schedule cannot reach its end.
     """
     few = 2 * schedule.num_ranks  # by then the start-up has died away
