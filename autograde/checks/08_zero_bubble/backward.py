@@ -61,10 +61,12 @@ class SplitBackward(Check):
         for name in case.stages:
             outcome = outcomes[0][name]
             yield from judge_values(name, case, outcome)
-            yield judge_halves(name, outcome)
+            halves = judge_halves(name, outcome)
+            yield halves
             yield judge_work(name, case, outcome, ledger)
             if "memory" in case.properties:
-                yield _judge_memory(name, case, outcome, ledger)
+                nothing = Finding("memory", None, "not judged: nothing was left for later")
+                yield _judge_memory(name, case, outcome, ledger) if halves.passed else nothing
 
 
 class TakeApart(Check):
@@ -119,6 +121,10 @@ def judge_work(name: str, case: Halves, outcome: dict, ledger: Ledger) -> Findin
         )
         return Finding("work", False, seen, "expected once, in the first half", AGAIN)
     forward, first, second = (_flops(ledger, f"{name}: {part}") for part in ("forward", "first half", "second half"))
+    if not second:
+        return Finding(
+            "work", False, f"{name}: nothing is multiplied in the second half", look="Which products can wait?"
+        )
     times = (first + second) / forward
     most = 2 if name != "functions of one's own" else 2.5  # where a part is computed again
     seen = f"{name}: both halves multiply {times:.3g} times as much as forward"
