@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 NOTEBOOKS ?= $(sort $(wildcard solutions/*.ipynb))
 REPORT ?= build/report
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup learn test grade build browser sweep clean
@@ -39,7 +40,7 @@ learn: setup
 test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -m "not gpu and not every_lesson" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not gpu and not every_lesson" -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 grade: setup
 	mkdir -p $(REPORT)

@@ -116,9 +116,7 @@ def misconceptions(options: argparse.Namespace) -> int:
     from autograde import discover
     from autograde.misconception import prove
 
-    for exercise in options.exercises:
-        discover.check_of(exercise)  # raises for an unknown one
-    proofs = prove(options.exercises or None)
+    proofs = prove([exercise for name in options.exercises for exercise in discover.exercises(name)] or None)
     if options.json:
         print(json.dumps([asdict(proof) | {"passed": proof.passed} for proof in proofs], indent=1))
     else:
@@ -179,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
 
     sub = command("misconceptions", misconceptions, "Prove that every named wrong solution is rejected and recognised.")
-    sub.add_argument("exercises", nargs="*", metavar="EXERCISE")
+    sub.add_argument("exercises", nargs="*", metavar="EXERCISE", help="or a lesson, such as 03; all, where none is named")
     sub.add_argument("--json", action="store_true")
 
     _add_grade(command("grade", grade, "Run notebooks with papermill, and grade the solutions in them."))

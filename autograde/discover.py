@@ -61,6 +61,17 @@ def lessons() -> dict[str, str]:
     return found | {item.id: lesson for lesson, item in _instances(CHECKS, Question)}
 
 
+def exercises(name: str) -> list[str]:
+    """The exercises of a lesson, by its name or number ("03_tensor", "03"), or the one that `name` is.
+
+    Raises ValueError, one line, where it is neither.
+    """
+    of_lesson = [exercise for exercise in checks() if name in (lessons()[exercise], lessons()[exercise][:2])]
+    if not of_lesson:
+        check_of(name)
+    return of_lesson or [name]
+
+
 def check_of(exercise: str) -> Check:
     """The check of an exercise; raises ValueError where there is none."""
     if exercise not in checks():

@@ -97,6 +97,15 @@ def prove(exercises: Iterable[str] | None = None) -> list[Proof]:
     return [_proof(item) for exercise in ids for item in discover.misconceptions(exercise)]
 
 
+def first_is_rejected(exercise: str) -> bool:
+    """Whether the check of an exercise rejects its first misconception; quicker than `prove`, which also recognises."""
+    from autograde.check import examine
+    from autograde.rank import Sent
+
+    verdict, _ = examine(discover.check_of(exercise), Sent(discover.misconceptions(exercise)[0].program()))
+    return not verdict.passed
+
+
 def _proof(item: Misconception) -> Proof:
     from autograde.check import evaluate_alone
 

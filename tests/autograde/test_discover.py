@@ -49,3 +49,11 @@ def test_an_alternative_of_no_exercise_is_an_error(tmp_path):
     (tmp_path / "03_tensor" / "part.py").write_text("def no_such__word(): ...\n")
     with pytest.raises(ValueError, match="no_such__word in 03_tensor: that lesson has no exercise called no_such"):
         list(alternatives(tmp_path))
+
+
+def test_exercises_are_named_by_their_lesson_too():
+    """By its number or its whole name; a name that is neither is an error that proposes one."""
+    assert "tensor.RowLinear" in discover.exercises("03") == discover.exercises("03_tensor")
+    assert discover.exercises("tensor.RowLinear") == ["tensor.RowLinear"]
+    with pytest.raises(ValueError, match='did you mean "tensor.RowLinear"'):
+        discover.exercises("tensor.RowLiner")
