@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
 
     sub = command("misconceptions", misconceptions, "Prove that every named wrong solution is rejected and recognised.")
-    sub.add_argument("exercises", nargs="*", metavar="EXERCISE", help="or a lesson, such as 03; all, where none is named")
+    sub.add_argument("exercises", nargs="*", metavar="EXERCISE", help="or a lesson, such as 03; none: all")
     sub.add_argument("--json", action="store_true")
 
     _add_grade(command("grade", grade, "Run notebooks with papermill, and grade the solutions in them."))

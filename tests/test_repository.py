@@ -145,7 +145,9 @@ def test_ci_runs_the_commands_that_people_run():
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
     assert commands["test"] == [".ci/run"]
-    assert commands["grade"] == ["make grade NOTEBOOKS=solutions/${{ matrix.notebook }}"]
+    grade, prove = commands["grade"]
+    assert grade == "make grade NOTEBOOKS=solutions/${{ matrix.notebook }}"
+    assert prove.startswith(".venv/bin/autograde misconceptions ")
 
 
 def test_the_licences_are_whole():
