@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograde.case import Case
+from autograde.compare import compare
 from autograde.messages import log_rounds
 from autograde.traffic import size_in_words
-from autograde.verdict import in_words
+from autograde.verdict import Finding, in_words
 
 PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}  # op -> how often M goes round
 FIRST = {op: "pairwise" if op == "all_to_all" else "ring" for op in PASSES}
@@ -62,10 +63,31 @@ def calls(function: Callable, case: Costs) -> dict[str, Any]:
         return {f"{way} {op} over {n} ranks": function(op, n, way) for n in case.ranks for op, way in WAYS}
     refused = {}
     for op, *way in UNKNOWN:
+        name = " ".join([*way, op])
         try:
-            refused[" ".join([*way, op])] = function(op, 4, *way)
+            refused[name] = function(op, 4, *way)
         except NotImplementedError:
             raise
         except Exception as error:
-            refused[" ".join([*way, op])] = type(error).__name__
+            refused[name] = type(error).__name__
     return refused
+
+
+def judge_seconds(property: str, got: dict[str, Any], expected: dict[str, Any]) -> Finding:
+    """Calls by what they are in words: the first that gives other seconds, or another error, or how many there were."""
+    for call, wanted in expected.items():
+        found = compare(property, call, [got[call]], wanted)
+        if found.passed:
+            continue
+        if isinstance(wanted, str):
+            return Finding(property, False, f"{call}: {_told(got[call])}, expected a {wanted}")
+        if isinstance(got[call], int | float) and not isinstance(got[call], bool):
+            times = f" ({got[call] / wanted:.3g} times)" if wanted else ""
+            return Finding(property, False, f"{call}: {got[call]:.6g} s, expected {wanted:.6g} s{times}")
+        return Finding(property, False, f"{call}: got {type(got[call]).__name__}, expected seconds")
+    return Finding(property, True, f"{len(expected)} calls")
+
+
+def _told(result: Any) -> str:
+    """An error's name, or what was returned in its place."""
+    return f"raises {result}" if isinstance(result, str) else f"returns {result!r}"

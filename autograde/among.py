@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from autograde.case import Case, ranks_in_words
+from autograde.verdict import in_words
 
 Groups = tuple[tuple[int, ...], ...]
 FOUR: Groups = ((0, 1, 2, 3),)
@@ -92,7 +95,10 @@ class Rooted(Whole):
     roots: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, root {' · '.join(map(str, self.roots))}"
+        roots = f"root {self.roots[0]}"
+        if len(self.roots) > 1:
+            roots = f"roots {in_words(self.roots)}, one for each group and counted in it"
+        return f"{super().__str__()}, {roots}"
 
     def root(self, rank: int) -> int:
         """The root of a rank's group, as a rank of the world."""
@@ -101,13 +107,14 @@ class Rooted(Whole):
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces(Among):
-    """A tensor in pieces, one a rank: `sizes` are their rows, group by group."""
+    """A tensor in pieces, one a rank: `sizes` are their rows, group by group; `row` is the shape of each row."""
 
     sizes: Groups
-    width: int = 2
+    row: tuple[int, ...] = (2,)
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, pieces of {' · '.join(' '.join(map(str, sizes)) for sizes in self.sizes)} rows"
+        rows = " · ".join(" ".join(map(str, sizes)) for sizes in self.sizes)
+        return f"{super().__str__()}, pieces of {rows} rows{_of_shape(self.row)}"
 
     def of(self, rank: int) -> tuple[list[int], int]:
         """The sizes of the pieces in a rank's group, and the rank's number there."""
@@ -116,24 +123,24 @@ class Pieces(Among):
 
     def whole(self, rank: int) -> Tensor:
         """A tensor of all the pieces' rows."""
-        return self.numbers(rank, sum(self.of(rank)[0]), self.width)
+        return self.numbers(rank, sum(self.of(rank)[0]), *self.row)
 
     def piece(self, rank: int) -> Tensor:
         """A tensor of the rows of this rank's piece."""
         sizes, number = self.of(rank)
-        return self.numbers(rank, sizes[number], self.width)
+        return self.numbers(rank, sizes[number], *self.row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange(Among):
-    """`tables` has, group by group, the rows from each rank (line) to each (column)."""
+    """`tables` has, group by group, the rows from each rank (line) to each (column); `row` is the shape of each row."""
 
     tables: tuple[Groups, ...]
-    width: int = 2
+    row: tuple[int, ...] = (2,)
 
     def __str__(self) -> str:
         lines = [" / ".join(" ".join(map(str, line)) for line in table) for table in self.tables]
-        return f"{super().__str__()}, rows from each (line) to each {' · '.join(lines)}"
+        return f"{super().__str__()}, rows from each (line) to each {' · '.join(lines)}{_of_shape(self.row)}"
 
     def rows(self, rank: int) -> tuple[list[int], list[int]]:
         """The rows that a rank sends to each of its group, and receives from each."""
@@ -141,7 +148,7 @@ class Exchange(Among):
         return list(self.tables[group][number]), [line[number] for line in self.tables[group]]
 
     def x(self, rank: int) -> Tensor:
-        return self.numbers(rank, sum(self.rows(rank)[0]), self.width)
+        return self.numbers(rank, sum(self.rows(rank)[0]), *self.row)
 
 
 def planned(kind: type[Among], seed: int, plans: list[dict[str, Any]]) -> list[Any]:
@@ -150,19 +157,41 @@ def planned(kind: type[Among], seed: int, plans: list[dict[str, Any]]) -> list[A
 
 
 def uneven_pieces(seed: int, level: str) -> list[Pieces]:
-    """Cases of even pieces, and of uneven and empty ones; hidden ones in groups of neither four nor neighbours."""
+    """Cases of even pieces, and of uneven and empty ones, in one, two and three dimensions.
+
+    Hidden ones are in groups of neither four nor neighbours.
+    """
     plans = [
-        (FOUR, ((2, 2, 2, 2),), EVEN),
-        (UNEQUAL, ((3, 3, 3), (2,)), EVEN),
-        (FOUR, ((3, 0, 1, 2),), UNEVEN),
-        (FOUR, ((0, 0, 0, 0),), UNEVEN),
+        (FOUR, ((2, 2, 2, 2),), EVEN, (2,)),
+        (UNEQUAL, ((3, 3, 3), (2,)), EVEN, ()),
+        (FOUR, ((3, 0, 1, 2),), UNEVEN, (2, 3)),
+        (FOUR, ((0, 0, 0, 0),), UNEVEN, (2,)),
     ]
     if level == "hidden":
         k = 1 + seed % 3
         plans = [
-            (FIVE, ((k,) * 5,), EVEN),
-            (APART, ((k, k), (2, 2, 2)), EVEN),
-            (APART, ((0, k), (k, 4, 0)), UNEVEN),
-            (FIVE, ((0, 0, k, 0, 0),), UNEVEN),
+            (FIVE, ((k,) * 5,), EVEN, (1, 3)),
+            (APART, ((k, k), (2, 2, 2)), EVEN, (3,)),
+            (APART, ((0, k), (k, 4, 0)), UNEVEN, ()),
+            (FIVE, ((0, 0, k, 0, 0),), UNEVEN, (3, 1, 2)),
         ]
-    return planned(Pieces, seed, [{"groups": g, "sizes": sizes, "properties": names} for g, sizes, names in plans])
+    names = "groups", "sizes", "properties", "row"
+    return planned(Pieces, seed, [dict(zip(names, plan, strict=True)) for plan in plans])
+
+
+def _of_shape(row: tuple[int, ...]) -> str:
+    """What to add where a row is not the usual vector."""
+    if len(row) == 1:
+        return ""
+    return f", each of shape {row}" if row else ", each a single number"
+
+
+@contextmanager
+def empty_is_nan() -> Iterator[None]:
+    """Fill what `torch.empty` and its like give with NaN: what a solution forgets to write is seen as such."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

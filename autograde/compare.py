@@ -114,7 +114,8 @@ def _numbers(
     rank = wrong[0]
     place = tuple(int(i) for i in places[rank].nonzero()[0])
     at = f" at {list(place)}" if place else ""
-    detail = f"expected {_show(expected[rank][place])}, got {_show(got[rank][place])}{at} on rank {rank}"
+    wanted, seen = _apart(expected[rank][place], got[rank][place])
+    detail = f"expected {wanted}, got {seen}{at} on rank {rank}"
     detail += f"; relative error {error:.2g}, allowed {limit:.2g}"
     return Finding(property, False, f"{name} {pattern(got, expected, wrong, limit)}", detail, look)
 
@@ -140,8 +141,17 @@ def same_plain(got: Any, expected: Any) -> bool:
     return type(got) is type(expected) and bool(got == expected)
 
 
-def _show(value: torch.Tensor) -> str:
-    return f"{value.item():.4g}" if value.is_floating_point() or value.is_complex() else str(value.item())
+def _apart(one: torch.Tensor, other: torch.Tensor) -> tuple[str, str]:
+    """Two numbers in words, with as many digits as it takes to tell them apart."""
+    for digits in range(4, 18):
+        shown = _show(one, digits), _show(other, digits)
+        if shown[0] != shown[1]:
+            break
+    return shown
+
+
+def _show(value: torch.Tensor, digits: int) -> str:
+    return f"{value.item():.{digits}g}" if value.is_floating_point() or value.is_complex() else str(value.item())
 
 
 def _dtype(tensor: torch.Tensor) -> str:

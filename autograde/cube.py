@@ -90,7 +90,8 @@ def refusal(call: Callable[[], Any]) -> str:
         raise
     except Exception as error:
         return type(error).__name__
-    return f"no error, but {type(result).__name__}"
+    name = type(result).__name__
+    return f"returns {'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def listed(result: Any) -> Any:
@@ -109,7 +110,8 @@ def compare_calls(property: str, got: dict[str, Any], expected: dict[str, Any], 
         result = got.get(call)
         if type(result) is not type(wanted) or result != wanted:
             where = next(differing(result, wanted), "")
-            seen = f"{call} is {_brief(result)}, expected {_brief(wanted)}"
+            verb = "" if isinstance(result, str) and result.startswith("returns ") else "is "
+            seen = f"{call} {verb}{_brief(result)}, expected {_brief(wanted)}"
             short = not where or len(seen) < 160
             return Finding(property, False, seen if short else f"{call}: {where}", where if short else "", look)
     return Finding(property, True, numbered(len(expected), "call"))

@@ -73,12 +73,16 @@ def rounds(ledger: Ledger) -> int:
     return max(busy)
 
 
+def left_open(entries: Sequence[Any]) -> list[str]:
+    """The operations that the program started and never waited for."""
+    waited = {entry.of for entry in entries if isinstance(entry, Wait)}
+    started = [entry for entry in entries if isinstance(entry, Communication) and entry.asynchronous]
+    return [entry.op for entry in started if entry.index not in waited]
+
+
 def unwaited(entries: Sequence[Any]) -> int:
     """How many asynchronous communications the program started and never waited for."""
-    waited = {entry.of for entry in entries if isinstance(entry, Wait)}
-    return sum(
-        isinstance(entry, Communication) and entry.asynchronous and entry.index not in waited for entry in entries
-    )
+    return len(left_open(entries))
 
 
 def entries_here() -> list[Any]:

@@ -86,14 +86,22 @@ def size_in_words(size: float) -> str:
 
 def table(ledger: Ledger) -> str:
     """Every call of every rank in order, for a reader who wants to see it all."""
+    both = any(call.backward for rank in ledger.ranks for call in rank.communications)
     lines = []
     for rank in ledger.ranks:
         lines += [f"rank {rank.rank}" + ("" if rank.communications else "  nothing")]
         for call in rank.communications:
-            lines.append(
-                f"  {_way(call):8}  {call.op:14} {str(list(call.ranks)):16} {size_in_words(call.bytes):>8}  {call.line}"
-            )
+            way = f"{_way(call):8}  " if both else ""
+            size = "" if call.op in ("recv", "barrier") else size_in_words(call.bytes)
+            where = call.line or "called by the check"
+            lines.append(f"  {way}{_with_peer(call):14} {str(list(call.ranks)):16} {size:>8}  {where}")
     return "\n".join(lines)
+
+
+def _with_peer(call: Communication) -> str:
+    """`send to 1`, `recv from 0`; of a collective its name."""
+    between = {"send": "to", "recv": "from"}.get(call.op)
+    return f"{call.op} {between} {call.peer}" if between else call.op
 
 
 def fingerprint(ledger: Ledger) -> list[list[Any]]:

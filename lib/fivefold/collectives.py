@@ -54,7 +54,7 @@ def ring_all_gather(x: Tensor, sizes: list[int], group: dist.ProcessGroup) -> Te
     """Give every rank the pieces of all ranks, one after the other in the order of the ranks.
 
     x: (sizes[rank], …), this rank's piece. sizes: n numbers, the rows of each rank's piece; 0 is allowed. Returns
-    (sum(sizes), …), equal on all ranks.
+    (sum(sizes), …), of the dtype of x, equal on all ranks.
 
     In each of n - 1 steps a rank hands on the piece that it got in the step before, its own in the first. n - 1
     messages; (n - 1)/n·M bytes a rank, where the result has M (Patarasuk and Yuan 2009).
@@ -72,9 +72,9 @@ def ring_all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Add up the x of all ranks, and give every rank the sum.
 
     x: any shape, the same on all ranks; it is left as it is. Returns the sum in the shape of x, bit for bit equal on
-    all ranks. The elements are cut into n pieces as even as can be, also where n does not divide their number; a
-    reduce-scatter sums the pieces and an all-gather spreads the sums. 2(n - 1) messages; 2(n - 1)/n·M bytes a rank for
-    an x of M bytes, which hardly depends on n (Patarasuk and Yuan 2009).
+    all ranks. The elements are cut into n pieces as even as can be, also where n does not divide their number (or
+    filled up until it does); a reduce-scatter sums the pieces and an all-gather spreads the sums. 2(n - 1) messages;
+    2(n - 1)/n·M bytes a rank for an x of M bytes, which hardly depends on n (Patarasuk and Yuan 2009).
     """
     flat = x.flatten()
     sizes = [len(piece) for piece in flat.tensor_split(group.size())]
@@ -106,10 +106,10 @@ def pairwise_all_to_all(x: Tensor, send_sizes: list[int], receive_sizes: list[in
     """Send every rank its own part of x, and receive what every rank has for this one.
 
     x: (sum(send_sizes), …); the first send_sizes[0] rows go to rank 0, the next send_sizes[1] to rank 1 and so on.
-    receive_sizes[r]: the rows that rank r sends here; 0 is allowed in both. Returns (sum(receive_sizes), …), by the
-    rank they come from. In step d a rank sends to the rank d places further and receives from the rank d places
-    behind, so that every rank sends one message and receives one; what a rank keeps is copied. n - 1 messages (Thakur
-    et al. 2005).
+    receive_sizes[r]: the rows that rank r sends here; 0 is allowed in both. Returns (sum(receive_sizes), …), of the
+    dtype of x, by the rank they come from. In step d a rank sends to the rank d places further and receives from the
+    rank d places behind, so that every rank sends one message and receives one; what a rank keeps is copied, and an
+    empty part may be left out. n - 1 messages (Thakur et al. 2005).
     """
     n, rank = group.size(), group.rank()
     received = x.new_empty(sum(receive_sizes), *x.shape[1:])

@@ -143,7 +143,7 @@ def inside_server(layout: Layout, gpus_per_server: int = 8, axis: str = "tp") ->
     """Whether every group of `axis` (dp, cp, pp, tp or ep) stays inside one server, off the slow links between servers.
 
     Rank r sits in server r // gpus_per_server. tp16 spills over two servers of 8; tp8 does not; but tp3 does as soon as
-    there are 8 ranks or more, since ranks 6, 7 and 8 form a group.
+    there are 9 ranks, since ranks 6, 7 and 8 form a group.
     """
     spread = expert_groups(layout) if axis == "ep" else groups(layout, axis)
     return all(ranks[0] // gpus_per_server == ranks[-1] // gpus_per_server for ranks in spread)
@@ -192,8 +192,9 @@ def make_mesh(layout: Layout) -> Mesh:
     """The groups of `layout` for this rank, made inside an initialised process group.
 
     Every rank makes every group, its own or not, in the same order: `new_group` is a collective of the whole world, and
-    hangs where ranks disagree. Each group carries its axis as its name. Raises LayoutError where the number of ranks is
-    not the layout's.
+    hangs where ranks disagree. (With `use_local_synchronization` its members alone may make a group, where all of them
+    keep to one order.) Each group carries its axis as its name. Raises LayoutError where the number of ranks is not the
+    layout's.
     """
     import torch.distributed as dist  # here, so that a layout can be checked without loading torch
 

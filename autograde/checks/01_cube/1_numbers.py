@@ -44,7 +44,10 @@ class Servers(Check):
         for layout, size in product(case.layouts, case.arguments):
             name = f"servers({layout})" if size is None else f"servers({layout}, {size})"
             expected[name] = len({gpu // (size or 8) for gpu in range(layout.world_size)})
-        yield compare_calls(case.properties[0], outcomes[0], expected, "Which degrees need GPUs of their own?")
+        look = "How many ranks has the layout? How many of them does the last server hold?"
+        if any(isinstance(got, float) for got in outcomes[0].values()):
+            look = "Servers are counted: of which type is the number that the docstring promises?"
+        yield compare_calls(case.properties[0], outcomes[0], expected, look)
 
 
 BOUNDS = "The docstring says which error, and where."
@@ -71,7 +74,8 @@ class Place(Check):
             for r in range(n):
                 at = solution(r, layout)
                 named = [f"{axis}={getattr(at, axis, 'missing')}" for axis in ("dp", "pp", "cp", "tp")]
-                found[f"coordinates({r}, {layout})"] = ", ".join(named)
+                plain = isinstance(at, tuple) and not hasattr(at, "_fields")
+                found[f"coordinates({r}, {layout})"] = "a plain tuple" if plain else ", ".join(named)
         return found
 
     def judge(self, case: Layouts, outcomes: list, ledger: Any) -> Iterator[Finding]:
@@ -83,6 +87,8 @@ class Place(Check):
             if name == "refusal":
                 expected |= {f"coordinates({r}, {layout})": "LayoutError" for r in (-1, layout.world_size)}
         look = BOUNDS if name == "refusal" else "Which axis changes first, when you go from a rank to the next?"
+        if "a plain tuple" in outcomes[0].values():
+            look = "Return Coordinates(dp=…, pp=…, cp=…, tp=…): in a plain tuple the places have no names."
         yield compare_calls(name, outcomes[0], expected, look)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fivefold.layout import Layout
+from torch.distributed import distributed_c10d as c10d
 
 from autograde.check import Check
 from autograde.compare import compare
@@ -36,7 +37,9 @@ class MakeMesh(Check):
     points = {"order": 1, "groups": 2, "names": 1, "refusal": 1}
 
     def cases(self, seed: int, level: str) -> list[Layouts]:
-        texts = ["dp2,cp2,tp2,ep2", "pp3,tp2"] if level == "visible" else ["dp2,cp3,pp2,ep2", "dp3,cp2,ep3"]
+        """In pp3 every rank is in the first groups; the one of the tied embedding is without rank 1."""
+        texts = ["pp3", "dp2,cp2,tp2,ep2", "pp3,tp2"]
+        texts = texts if level == "visible" else ["dp2,cp3,pp2,ep2", "dp3,cp2,ep3"]
         layouts = [Layout.parse(text) for text in texts]
         return [Layouts(world_size=one.world_size, seed=seed, layouts=(one,)) for one in layouts]
 
@@ -50,13 +53,13 @@ class MakeMesh(Check):
                 calls.append([named.get("group_desc"), None if ranks is None else list(ranks)])
             return new_group(ranks, *args, **named)
 
-        dist.new_group = recorded
+        dist.new_group = c10d.new_group = recorded
         try:
             wrong = Layout(dp=case.world_size + 1)
             refused = {f"make_mesh({wrong}) on {case.world_size} ranks": refusal(lambda: solution(wrong))}
             mesh = solution(layout)
         finally:
-            dist.new_group = new_group
+            dist.new_group = c10d.new_group = new_group
         sums, members, names = {}, {}, {}
         for name in NAMES:
             group = getattr(mesh, name)
@@ -97,6 +100,8 @@ class MakeMesh(Check):
         twice = [call for i, call in enumerate(first) if call in first[:i]]
         if twice:
             return Finding("order", False, f"group {twice[0][1]} is made twice under the name {twice[0][0]}")
+        if not first:
+            return Finding("order", True, "each group made by its members alone")
         return Finding("order", True, f"{len(first)} groups, made in one order on all ranks")
 
     def _names(self, case: Layouts, outcomes: list, name: str, own: dict[int, list[int]]) -> Finding:

@@ -155,4 +155,12 @@ EXPERT_DATA_GROUPS = [
         return sorted(found)
         """,
     ),
+    Misconception(
+        exercise="mesh.expert_data_groups",
+        name="listed_by_data_and_context",
+        hint="This looks like: the groups are right, and stand in another order. Would every part of a program list "
+        "them alike?",
+        old=COLUMNS,
+        new=COLUMNS.replace("sorted(", "list("),
+    ),
 ]

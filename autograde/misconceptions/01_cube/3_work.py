@@ -103,7 +103,8 @@ INSIDE_SERVER = [
     Misconception(
         exercise="mesh.inside_server",
         name="first_group",
-        hint="This looks like: only the first group is looked at. Do all groups begin where a server begins?",
+        hint="This looks like: it is asked whether one group fits, as the first one does. Where in a server do the "
+        "second group and the third begin, and where do they end?",
         old=INSIDE,
         new="return spread[0][0] // gpus_per_server == spread[0][-1] // gpus_per_server",
     ),
@@ -145,6 +146,23 @@ MAKE_MESH = [
         new="""
         for ranks in sorted(lists, key=lambda ranks: me not in ranks):  # its own first: that one is in a hurry
             group = dist.new_group(ranks, group_desc=name) if len(ranks) > 1 else alone
+        """,
+    ),
+    Misconception(
+        exercise="mesh.make_mesh",
+        name="own_groups_only",
+        hint="This looks like: a rank makes the groups that it is a member of, and no others. Who waits for it in "
+        "the others?",
+        old="""
+        for ranks in lists:
+            group = dist.new_group(ranks, group_desc=name) if len(ranks) > 1 else alone
+            if me in ranks:
+                mine[name] = group
+        """,
+        new="""
+        for ranks in lists:
+            if me in ranks:
+                mine[name] = dist.new_group(ranks, group_desc=name) if len(ranks) > 1 else alone
         """,
     ),
     Misconception(

@@ -31,12 +31,20 @@ MOST_ROWS = 64
 
 
 @matplotlib.rc_context(RC)
-def timeline(timeline: Timeline, title: str = "", ranks: Sequence[int] | None = None, width: float = 9.0) -> Figure:
+def timeline(
+    timeline: Timeline,
+    title: str = "",
+    ranks: Sequence[int] | None = None,
+    width: float = 9.0,
+    until: float | None = None,
+) -> Figure:
     """Draw a timeline, of a replay or of a simulated schedule.
 
     A row's upper part is what the rank does: computation with its micro-batch number, and, striped in the colour of the
     axis, the time in which it stands still for a transfer. The thin strip below it shows transfers, hidden ones too.
-    `ranks` chooses rows (all, up to 64, where None). Raises ValueError where there is nothing to draw.
+    `ranks` chooses rows (all, up to 64, where None). `until` is where the axis of time ends, in the timeline's unit, so
+    that two timelines can have one scale; earlier than the makespan it changes nothing. Raises ValueError where there
+    is nothing to draw.
     """
     shown = list(ranks if ranks is not None else range(min(timeline.num_ranks, MOST_ROWS)))
     spans = [span for span in timeline.spans if span.rank in set(shown)]
@@ -46,13 +54,14 @@ def timeline(timeline: Timeline, title: str = "", ranks: Sequence[int] | None = 
     key = key_of(spans)
     bottom = 0.22 + 0.2 * key_lines(key, width)
     sheet = Sheet(title or _title(timeline), width, row * len(shown) + 0.3, left=0.75, right=0.95, bottom=bottom)
-    points_a_second = sheet.points / timeline.makespan
-    _rows(sheet.axes, timeline, shown)
+    whole = max(timeline.makespan, until or 0.0)
+    points_a_second = sheet.points / whole
+    _rows(sheet.axes, timeline, shown, whole)
     has_links = any(span.lane == "link" for span in spans)
     for place, rank in enumerate(shown):
         bar = (0.06, 0.64 if has_links else 0.82)
         draw_row(sheet.axes, place, [s for s in spans if s.rank == rank], bar, points_a_second, row * 72)
-    scale_bar(sheet.axes, timeline, len(shown))
+    scale_bar(sheet.axes, timeline, len(shown), whole)
     sheet.key(key)
     return Figure(sheet.figure, _alt(timeline, shown))
 
@@ -74,8 +83,8 @@ def timeline_of_schedule(simulation: object) -> Timeline:
     return Timeline(spans, len(simulation.events), simulation.makespan, unit="")
 
 
-def _rows(axes: Axes, timeline: Timeline, shown: list[int]) -> None:
-    axes.set_xlim(0, timeline.makespan)
+def _rows(axes: Axes, timeline: Timeline, shown: list[int], whole: float) -> None:
+    axes.set_xlim(0, whole)
     axes.set_ylim(len(shown) + 0.35, -0.15)
     axes.axis("off")
     every = max(1, round(0.13 * len(shown) / 4.2)) if len(shown) > 32 else 1
@@ -85,7 +94,7 @@ def _rows(axes: Axes, timeline: Timeline, shown: list[int]) -> None:
             share = timeline.busy(rank) / timeline.makespan
             style = {"va": "center", "fontsize": 8.5 if len(shown) <= 24 else 6.5}
             axes.annotate(f"rank {rank}", (0, place + 0.45), (-6, 0), textcoords="offset points", ha="right", **style)
-            where = (timeline.makespan, place + 0.45), (6, 0)
+            where = (whole, place + 0.45), (6, 0)
             axes.annotate(f"{share:.0%} busy", *where, textcoords="offset points", ha="left", color=SOFT, **style)
 
 
@@ -127,10 +136,10 @@ def _write(axes: Axes, span: Span, top: float, tall: float, size: float, scale: 
             axes.plot([span.begin + inset, span.end - inset], [height] * 2, color=colour, linewidth=1.2)
 
 
-def scale_bar(axes: Axes, timeline: Timeline, rows: int) -> None:
-    """A length of time, below the rows."""
-    length = round_length(timeline.makespan / 5)
-    end, height = timeline.makespan, rows + 0.2
+def scale_bar(axes: Axes, timeline: Timeline, rows: int, whole: float | None = None) -> None:
+    """A length of time, below the rows; `whole` is where the axis ends, the makespan where None."""
+    end, height = whole or timeline.makespan, rows + 0.2
+    length = round_length(end / 5)
     axes.plot([end - length, end], [height] * 2, color=INK, linewidth=1.6, solid_capstyle="butt", clip_on=False)
     text = duration(length, timeline.unit)
     where = (end - length, height), (-5, 0)

@@ -109,7 +109,7 @@ class Recorder:
     def wait(self, pending: Pending) -> None:
         """Block until the operation has started; raises what its start raised."""
         if not pending.approved.is_set():
-            self._tell({"wait": pending.index})
+            self._tell({"wait": pending.index, "line": self.line()})
             pending.approved.wait()
         if pending.error is not None:
             raise pending.error
@@ -166,6 +166,8 @@ def learner_frame(frame: Any) -> Any:
     ours = None
     while frame is not None:
         name = frame.f_code.co_filename
+        if frame.f_back is None and name == "<string>":  # the command from which ranks are forked
+            return ours
         if not name.startswith(LIBRARY):
             if not name.startswith(PACKAGE):
                 return frame

@@ -57,6 +57,7 @@ class Referee:
     messages: dict[tuple[str, int], deque[Call]] = field(default_factory=lambda: defaultdict(deque))
     unmatched: dict[tuple[int, int], Call] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)  # rank -> index of the call it waits for
+    lines: dict[int, str] = field(default_factory=dict)  # rank -> the line in which it waits
     finished: set[int] = field(default_factory=set)
 
     def call(self, call: Call) -> Iterator[tuple[int, int, int | None]]:
@@ -69,10 +70,11 @@ class Referee:
                 del self.waiting[done.rank]
             yield done.rank, done.index, done.peer
 
-    def wait(self, rank: int, index: int) -> None:
-        """The rank does nothing until its call `index` has been matched."""
+    def wait(self, rank: int, index: int, line: str = "") -> None:
+        """The rank does nothing until its call `index` has been matched; `line` is where its program waits."""
         if (rank, index) in self.unmatched:
             self.waiting[rank] = index
+            self.lines[rank] = line or self.unmatched[rank, index].line
 
     def finish(self, rank: int) -> None:
         self.finished.add(rank)
@@ -119,7 +121,9 @@ class Referee:
 
     def _deadlock(self) -> str:
         calls = [self.unmatched[rank, index] for rank, index in sorted(self.waiting.items())]
-        rows = [(f"rank {c.rank}", _what(c), self._why(c), c.line) for c in calls]
+        self.finished |= {call.rank for call in calls if _at_the_end(call)}
+        calls = [call for call in calls if not _at_the_end(call)]
+        rows = [(f"rank {c.rank}", _what(c), self._why(c), self.lines[c.rank]) for c in calls]
         text = ["nobody can go on.", *table(rows)]
         idle = sorted(self.finished)
         if idle:
@@ -149,6 +153,11 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
     return [
         "  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def _at_the_end(call: Call) -> bool:
+    """Whether a rank is through with its program, and waits for the others in a barrier that is not the program's."""
+    return call.op == "barrier" and not call.line
 
 
 def _contract(call: Call) -> tuple:
@@ -185,7 +194,10 @@ def _disagreement(sequence: int, calls: list[Call]) -> str:
     for call in sorted(calls, key=lambda c: c.rank):
         same[f"{call.describe()} {call.ranks if call.op == 'new_group' else ''}"].append(call)
     name = calls[0].name
-    rows = [(_ranks([c.rank for c in some]), some[0].describe(), some[0].line) for some in same.values()]
+    rows = [
+        (_ranks([c.rank for c in some]), "finished" if _at_the_end(some[0]) else some[0].describe(), some[0].line)
+        for some in same.values()
+    ]
     rows.sort(key=lambda row: -len(row[0]))
     text = [f"Ranks disagree about operation {sequence} in group {name}:", *table(rows)]
     return "\n".join([*text, "Every rank of a group must call the same operations, alike, in the same order."])

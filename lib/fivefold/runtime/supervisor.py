@@ -157,7 +157,7 @@ class Supervisor:
         for line in lines:
             message = json.loads(line)
             if "wait" in message:
-                self.referee.wait(rank.rank, int(message["wait"]))
+                self.referee.wait(rank.rank, int(message["wait"]), message.get("line", ""))
                 continue
             call = _call(rank.rank, message["call"])
             for approved, index, source in self.referee.call(call):
@@ -256,7 +256,8 @@ class Supervisor:
                 rows.append((f"rank {rank.rank}", "finished", ""))
             elif index is not None:
                 call = self.referee.unmatched[rank.rank, index]
-                rows.append((f"rank {rank.rank}", f"waits in {call.op} in {call.name}", call.line))
+                line = self.referee.lines[rank.rank]
+                rows.append((f"rank {rank.rank}", f"waits in {call.op} in {call.name}", line))
             else:
                 rows.append((f"rank {rank.rank}", "runs", self._line_of(rank)))
         limit = self.request["timeout"]
