@@ -137,14 +137,16 @@ collected = run(one_collects, world_size, x)
 # %% [markdown]
 # The sum is right. What did it cost? Every call of `torch.distributed` is on the run's *ledger*. Its traffic table has
 # a line for each operation: the group of ranks that it ran in ("world" is all of them), how many calls a rank made, and
-# how many bytes left it. "At most" says that ranks differ. Here it is rank 0 that sends n − 1 times 4 MB.
+# how many bytes left it. Where ranks differ, both are those of the rank that has most; "at most" says so. Here it is
+# rank 0 that sends n − 1 times 4 MB.
 
 # %%
 collected.ledger.traffic()
 
 # %% [markdown]
 # The ledger can be *replayed* on machines that you do not have. Here every rank is an H100 GPU, all in one server. Time
-# goes to the right. A striped bar is a transfer; where a row is empty, that rank waits for its turn.
+# goes to the right. A solid line is a transfer, and the stripes above it say that the rank stands still for it; where a
+# row is empty, that rank waits for its turn. "0% busy" says that nothing is computed here.
 
 # %%
 from fivefold import plots
@@ -155,7 +157,7 @@ slow = replay(collected.ledger, cluster("h100"))
 plots.timeline(slow, title=f"Everything goes through rank 0: {slow.makespan * 1e6:.0f} µs, and most of it is waiting")
 
 # %% [markdown]
-# With 1,000 ranks it would be 1,998 transfers, one after the other. You will do better, in six exercises.
+# With 1,000 ranks it would be 1,998 transfers, one after the other. You will do better, by the fourth exercise.
 #
 # ## When it goes wrong
 #
@@ -240,7 +242,7 @@ check("collectives.tree_broadcast", root_sends_to_all)
 # - A line for each *property*. ✓ passed, ✗ failed, – not looked at yet. Each property is worth points of its own.
 # - After ✗ stands what was seen and what was expected, then the smallest case in which it happened.
 # - Where your mistake is a known one, the last lines name it and ask you a question. They never give the solution.
-# - At the bottom you can unfold every message that was sent.
+# - At the bottom you can unfold every message that was sent: to whom, how many bytes, and by which line.
 #
 # So this broadcast puts the right numbers everywhere, and sends what it should; but it takes too many *rounds*, one
 # after the other. A program with the right result can still be the wrong one. You will write the one that passes.
@@ -329,8 +331,8 @@ check("collectives.ring_reduce_scatter", ring_reduce_scatter)
 #
 # The way back: every rank has one piece, and all shall have all of them. Each hands on what it received in the step
 # before; in the first step, its own piece. Nothing is added this time, and a rank keeps what passes through.
-# x (rows, …) is this rank's piece, the result (sum of all rows, …) has them in the order of the ranks.
-# A slice of a tensor is a view of it: what `shift` writes into the slice stands in the tensor.
+# x (rows, …) is this rank's piece; the result (sum of all rows, …), of the same dtype, has them in the order of the
+# ranks. A slice of a tensor is a view of it: what `shift` writes into the slice stands in the tensor.
 #
 # *Checked*: the result, and x as it was; n − 1 messages to one neighbour; unequal and empty pieces.
 
@@ -345,7 +347,7 @@ check("collectives.ring_all_gather", ring_all_gather)
 #
 # Both in a row: the first leaves each rank a piece of the sum, the second gives the pieces to everyone. x may have any
 # shape, and a number of elements that n does not divide: 5 numbers over 4 ranks are pieces of 2, 1, 1 and 1; a single
-# number is one piece of 1 and three empty ones. Leave x as it is.
+# number is one piece of 1 and three empty ones. (You may also fill up to equal pieces.) Leave x as it is.
 #
 # *Checked*: the sum, to the last bit the same on all ranks; 2(n − 1) messages to one neighbour, of 2(n−1)/n · M bytes
 # together; sizes that n does not divide.
@@ -388,9 +390,11 @@ check("collectives.tree_broadcast", tree_broadcast)
 # Every rank has rows for every rank: `send_sizes[r]` of them for rank r, one after the other in x. They go straight to
 # where they belong: in step d each rank sends to the rank d places further and receives from the rank d places behind,
 # so nobody waits in a queue. What comes is put in the order of the ranks that it comes from.
-# Mixture-of-experts models send tokens to their experts like this, and some experts get none.
+# Mixture-of-experts models send tokens to their experts like this, and some get none. (An *expert* is one of several
+# MLPs in a layer; each token goes through only a few of them.)
 #
-# *Checked*: the result, and x as it was; one message to each other rank; unequal sizes, and sizes of 0.
+# *Checked*: the result, and x as it was; one message to each other rank, where an empty one may be left out; unequal
+# sizes, and sizes of 0.
 
 # %% exercise="collectives.pairwise_all_to_all"
 from fivefold.collectives import pairwise_all_to_all
@@ -440,8 +444,8 @@ print(f"2(n−1) = {2 * (n - 1)} messages of M/n = {M / n / 1e6:.3g} MB make {2 
 ring.ledger.traffic()
 
 # %% [markdown]
-# **The time.** Replayed on the same GPUs. All links are busy all the time, and nobody waits for a turn. What the ledger
-# says and what your formula says is the same:
+# **The time.** Replayed on the same GPUs. Every link carries something all the time, and nobody waits for a turn. What
+# the ledger says and what your formula says is the same:
 
 # %%
 fast, link = replay(ring.ledger, cluster("h100")), cluster("h100").inside
@@ -469,6 +473,12 @@ for size in (4, 4_000, 400_000, 4_000_000, 400_000_000):
 # %% [markdown]
 # **Step by step.** Each row is a rank, each column a piece. In a box stands whose numbers are in the sum so far. Move
 # the step. In which step is the first sum complete? Then take 5 ranks and 3 numbers: what do the empty pieces do?
+#
+# <details><summary>Answer</summary>
+#
+# With 4 ranks in step 3, which is n − 1, and on every rank at once: each has one sum of its own by then. An empty piece
+# makes every step that the others make, as a message of 0 bytes: it takes the start of a message, and no more.
+# </details>
 
 # %%
 from fivefold import widgets

@@ -14,7 +14,8 @@
 #
 # **What is split**: the work of one training step, a cube of sequences × tokens × layers. *Data* parallelism cuts the
 # sequences, *context* the tokens, *pipeline* the layers; *tensor* cuts inside a block. *Expert* parallelism cuts no
-# edge: it shares out the experts among ranks that are there anyway.
+# edge: it shares out the experts among ranks that are there anyway. (An expert is one of several MLPs in a layer; each
+# token goes through only a few of them.)
 #
 # **What travels**: each axis has groups of ranks of its own, and sends in these.
 #
@@ -51,19 +52,22 @@ degrees = "dp2,cp2,pp2,tp2,ep4"  # the layout of the examples: 2 to 24 ranks, an
 # One step of training takes some sequences through all layers. Put them along the edges of a cube: every point of it
 # is one token of one sequence in one layer, and something has to be computed there.
 #
+# A *layout* says into how many pieces each axis is cut; that number is its *degree*. "Each way" below is forward, and
+# again backward. A *stage* is one of the p pieces of the layers.
+#
 # | axis | degree | cuts | what travels in its groups | how often |
 # | --- | --- | --- | --- | --- |
 # | tensor, TP | t | the matrices inside a layer | activations: all-reduce | 2 a layer each way |
 # | context, CP | c | the tokens of a sequence | keys and values: round a ring | 1 ring a layer each way |
 # | pipeline, PP | p | the layers | activations: a message to the next stage | 1 a stage each way |
-# | data, DP | d | the sequences | gradients: all-reduce | 1 a step |
+# | data, DP | d | the sequences | gradients: all-reduce, over DP × CP | 1 a step |
 # | expert, EP | e | the experts, over DP × CP | tokens: all-to-all | 2 a layer of experts each way |
 #
 # (Lessons 02 to 09 build these, one after the other. Here only the *who with whom* matters.)
 #
 # **GPUs.** Each has a place on each axis, so there are d·c·p·t of them. EP is not in that product. Ranks of DP × CP
-# hold the same layers and see different tokens; to share out the experts among them takes no GPU more. So e must
-# divide d·c.
+# hold the same layers and see different tokens; to share out the experts among them takes no GPU more. This is called
+# *folding* EP over DP × CP. So e must divide d·c.
 #
 # **Blocks.** DP, CP and PP cut the cube into d·c·p blocks. The t ranks of a TP group work on the same block: each has
 # a part of every matrix.
@@ -87,7 +91,9 @@ except LayoutError as error:
 # %% [markdown]
 # On every rank, `mesh.make_mesh(layout)` makes the process groups, and returns those that the rank belongs to: `my.tp`,
 # `my.cp` and so on. The function below takes one step of training as far as its messages go. No layer computes
-# anything here: what counts is that a rank has its block of the cube, and which group it sends in.
+# anything here: what counts is that a rank has its block of the cube, and which group it sends in. Gradients are summed
+# over all ranks with the same weights, those of DP × CP: `my.dp_cp`. (`phase` writes a name beside each call on the
+# ledger.)
 
 # %%
 sequences, tokens, layers, h = 8, 64, 4, 32
@@ -111,7 +117,7 @@ def one_step(made: Callable[[Layout], Mesh]) -> list[int]:
             dist.send(x, group=my.pp, group_dst=stage + 1)
     with phase("gradients"):
         weights = torch.ones(12 * h * h * len(block.layers) // layout.tp)  # those of this rank
-        dist.all_reduce(weights, group=my.dp)
+        dist.all_reduce(weights, group=my.dp_cp)
     return list(my.coordinates)
 
 
@@ -120,32 +126,37 @@ for place, (dp, pp, cp, tp) in list(enumerate(done.results))[:6]:
     print(f"rank {place} is at dp {dp}, pp {pp}, cp {cp}, tp {tp}")
 
 # %% [markdown]
-# Who sent to whom? A row is a rank that sends, a column one that receives, and the colour is the axis. Tensor sits
-# closest to the diagonal, and data farthest away:
+# Who sent to whom? A row is a rank that sends, a column one that receives, and the colour is the axis that sends most
+# there. Tensor sits closest to the diagonal; gradients, which go over data and context, reach farthest:
 
 # %%
-plots.traffic(done.ledger, title="Tensor partners are next door, data partners at the other end of the house")
+plots.traffic(done.ledger, title="Tensor partners are next door, gradients go to the other end of the house")
 
 # %% [markdown]
-# The same by axis, beside the formulas. Each rank's x has b/d · s/c · h numbers, of 4 bytes.
+# The same by axis, beside the formulas. Of b sequences of s tokens, each token with h numbers, a rank's x has
+# b/d · s/c · h numbers, of 4 bytes.
 
 # %%
 x_bytes = math.ceil(sequences / layout.dp) * math.ceil(tokens / layout.cp) * h * 4
 own_layers = math.ceil(layers / layout.pp)
 d, c, t = layout.dp, layout.cp, layout.tp
+n = d * c
 plots.traffic_by_axis(
     done.ledger,
     {
         ("all_reduce", "tp"): (2 * own_layers * 2 * (t - 1) / t * x_bytes, "2 a layer · 2(t−1)/t · x"),
         ("send", "cp"): (own_layers * (c - 1) * 2 * x_bytes, "1 a layer · (c−1) · keys and values"),
         ("send", "pp"): (x_bytes, "1 · x, but for the last stage"),
-        ("all_reduce", "dp"): (2 * (d - 1) / d * (12 * h * h * own_layers // t) * 4, "1 · 2(d−1)/d · weights"),
+        ("all_reduce", "dp_cp" if c > 1 else "dp"): (
+            2 * (n - 1) / n * (12 * h * h * own_layers // t) * 4,
+            "1 · 2(n−1)/n · weights, n = d·c",
+        ),
     },
 )
 
 # %% [markdown]
-# In this toy, data parallelism looks as heavy as the rest. With long sequences it is not, and it has time: tensor and
-# context hold up every layer, data waits for the end of the step.
+# In this toy, gradients look as heavy as the rest. With long sequences they are not, and they have time: tensor and
+# context hold up every layer, gradients wait for the end of the step.
 #
 # **Experts.** Each rank has tokens for experts on every rank of its expert group, and sends them there. With EP 4 over
 # DP 2 × CP 2 the groups are wider than a CP group: they reach over DP as well.
@@ -208,7 +219,8 @@ check("mesh.coordinates", coordinates)
 # ### `rank`
 #
 # The way back: `rank(coordinates(r, layout), layout)` is r. A step on an axis is as many ranks long as there are ranks
-# inside it: 1 for TP, t for CP, c·t for PP.
+# inside it: 1 for TP, t for CP, c·t for PP. (In here `coordinates` is the argument: it hides your function of that
+# name.)
 #
 # - **Refused**, with a `LayoutError`: a place below 0, or not below its axis's degree.
 # - **Checked**: every place of several layouts, and every axis just outside.
@@ -335,32 +347,33 @@ def from_my_lists(layout: Layout) -> Mesh:
             group = dist.new_group(ranks, group_desc=name)
             if me in ranks:
                 own[name] = group
-    return Mesh(layout, me, my_coordinates(me, layout), dist.group.WORLD, **own, ep_dp=None)
+    return Mesh(layout, me, my_coordinates(me, layout), dist.group.WORLD, **own, ep_dp=None)  # no experts in this step
 
 
-mine_done = run(one_step, layout.world_size, from_my_lists, measure=True)
+mine_done = run(one_step, layout.world_size, from_my_lists, measure=True)  # with what is computed on the ledger too
 assert mine_done.results == done.results, "your ranks stand elsewhere than the library's"
 plots.traffic(mine_done.ledger, title="Your groups have the same neighbours")
 
 # %% [markdown]
 # **The order of the axes.** Nothing forces TP to be innermost: the sums would be right in any order. So replay your
-# step on H100s, 8 in a server, with messages 128 times as large. First in your order. (No layer computes anything here,
-# so everyone is 0% busy: look at how long they stand still.)
+# step on H100s, 8 in a server, with messages 128 times as large. First in your order, then the same program and the
+# same bytes with the GPUs handed out the other way round: DP neighbours share a server, and TP neighbours do not. Both
+# pictures have the same scale of time. (No layer computes anything here, so everyone is 0% busy: look at the length of
+# the whole.)
 
 # %%
 near = replay(mine_done.ledger, cluster("h100"), widen=128)
-plots.timeline(near, title=f"With tensor innermost, the messages of a step take {near.makespan * 1e3:.2f} ms")
-
-# %% [markdown]
-# Now the same program and the same bytes, but the GPUs are handed out the other way round: DP neighbours share a
-# server, and TP neighbours do not.
-
-# %%
 inside_out = {axis: getattr(layout, axis) for axis in ("tp", "cp", "pp", "dp")}
 turned = cluster("h100").placed(inside_out, innermost=("dp", "pp", "cp", "tp"))
 far = replay(mine_done.ledger, turned, widen=128)
+longest = max(near.makespan, far.makespan)
+in_order = f"With tensor innermost, the messages of a step take {near.makespan * 1e3:.2f} ms"
+plots.timeline(near, title=in_order, until=longest)
+
+# %%
 slower = far.makespan / near.makespan
-plots.timeline(far, title=f"With tensor outermost {far.makespan * 1e3:.2f} ms, {slower:.1f} times as long")
+turned_round = f"With tensor outermost {far.makespan * 1e3:.2f} ms, {slower:.1f} times as long"
+plots.timeline(far, title=turned_round, until=longest)
 
 # %% [markdown]
 # **The cube.** Move the sliders; the black GPU is the rank, and the letters are those whom it shares a group with.
@@ -369,7 +382,15 @@ plots.timeline(far, title=f"With tensor outermost {far.makespan * 1e3:.2f} ms, {
 # 1. Data 4, Pipeline 2, Tensor 4: 32 GPUs, 4 servers, 8 blocks. Move the rank, and find two ranks with the same block.
 # 2. Only Tensor 16. Then Tensor 3 with Data 3. What is the same, and why?
 # 3. Data 4, Context 2, Expert 8. Which of its partners has a rank as an expert partner only?
-# 4. Data 4, Expert 3; then Pipeline 16. What does it say?
+# 4. Data 4, Expert 3. Then Expert 1 and Pipeline 16. What does it say?
+#
+# <details><summary>Answers to 2 and 3</summary>
+#
+# 2: In both, a TP group is in two servers. 16 ranks are more than a server has; groups of 3 would fit, but the third
+# has ranks 6, 7 and 8, and rank 8 is in the next server.
+#
+# 3: Those that are elsewhere on both axes, on data and on context: three of the seven.
+# </details>
 
 # %%
 from fivefold import widgets
@@ -382,8 +403,8 @@ widgets.work_cube("dp4,pp2,tp4")
 # ### Experts that do not learn
 #
 # A rank's expert has copies on other ranks, which see other tokens: their gradients have to be added up. Whose? All
-# ranks with *the same experts*. Somebody wrote it as for all other weights, tried it with dp2,cp2,ep2, and every number
-# was right to the last digit.
+# ranks with *the same experts*. Somebody wrote it over DP, the axis of gradients, tried it with dp2,cp2,ep2, and every
+# number was right to the last digit.
 
 # %% exercise="mesh.expert_data_groups" bug="over_data"
 from fivefold.mesh import expert_data_groups
@@ -445,7 +466,8 @@ check("mesh.expert_data_groups", expert_data_groups)
 #
 # `dist.new_group` is a collective of the *whole world*: every rank calls it for every group, its own or not, in the
 # same order. This version of `make_mesh` had a colleague in a hurry. (`use_local_synchronization` is for a group that
-# others need not hear of, here that of the rank alone.)
+# others need not hear of, here that of the rank alone. `tied_groups` lists the first and the last stage of each
+# pipeline, which may share a table of words. Neither is the mistake.)
 
 # %% exercise="mesh.make_mesh" bug="own_group_first"
 from fivefold.mesh import make_mesh
@@ -468,7 +490,8 @@ except RunError as report:
 
 # %% [markdown]
 # You can read the report from lesson 00: who calls what, and where. Plain PyTorch would stand still here, or take
-# ranks of two different groups for one. Mend `make_mesh`; the check runs it on 6 and 8 ranks.
+# ranks of two different groups for one. Mend `make_mesh` (and leave the `try` below it, which is the grader's); the
+# check runs it on 3, 6 and 8 ranks.
 #
 # *Checked*: that all ranks make the same groups in the same order; members and sums of each; names; that another
 # number of ranks is refused.

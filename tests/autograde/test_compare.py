@@ -61,6 +61,14 @@ def test_the_first_place_that_differs_is_told():
     assert f"expected {expected[1][2, 3].item():.4g}, got 7 at [2, 3] on rank 1" in finding.detail
 
 
+def test_numbers_that_differ_look_different():
+    """As many digits as it takes, also where the fifth or the fifteenth is the first that differs."""
+    for got, expected in ((0.0015114, 0.0015113), (1 + 1e-12, 1.0)):
+        wanted, _, seen = compare("seconds", "y", [got], expected).detail.partition(" on rank")[0].partition(", got ")
+        assert wanted.removeprefix("expected ") != seen
+    assert compare("n", "n", [7.0], 1.25).detail.startswith("expected 1.25, got 7 on rank 0")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

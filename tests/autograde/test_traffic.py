@@ -95,6 +95,20 @@ def test_fingerprints_leave_out_times_and_lines():
     one, other, more = ledger(), ledger(), ledger(forward=2)
     assert fingerprint(one) == fingerprint(other) != fingerprint(more)
     assert table(more).count("  all_reduce  ") == 12
+    assert table(more).count("  forward  ") == 8 and table(more).count("  backward  ") == 4
+
+
+def passes_on():
+    x, rank = torch.ones(2), dist.get_rank()
+    dist.send(x, dst=1) if rank == 0 else dist.recv(x, src=0)
+
+
+def test_a_message_in_the_table_has_its_other_end():
+    """Who receives stands beside a send, who sends beside a receive; the way is told only where some go backward."""
+    lines = table(run(passes_on, 2).ledger).splitlines()
+    assert lines[1].startswith("  send to 1 ") and "8 B" in lines[1]
+    assert lines[3].startswith("  recv from 0 ") and " B " not in lines[3]
+    assert "test_traffic.py line" in lines[1] and "forward" not in "".join(lines)
 
 
 SIZES = {0: "0 B", 999: "999 B", 6144: "6.14 kB", 98304: "98.3 kB", 999_999: "1 MB", 3.2e9: "3.2 GB"}

@@ -214,6 +214,13 @@ def test_a_long_run_is_drawn_without_numbers_that_do_not_fit():
     assert not [text for text in figure.figure.axes[0].texts if text.get_text().isdigit()]
 
 
+def test_two_timelines_can_have_one_scale():
+    """With `until`, time goes on after the end of the shorter one; a time before the end cuts nothing off."""
+    short = Timeline([Span(0, 0, 10, "F", "0")], 1, 10, "")
+    assert plots.timeline(short, until=25).figure.axes[0].get_xlim() == (0, 25)
+    assert plots.timeline(short, until=5).figure.axes[0].get_xlim() == (0, 10)
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "words"),
     [(1.5, "s", "1.5 s"), (2e-3, "s", "2 ms"), (3.14159e-6, "s", "3.14 µs"), (1, "", "1 step"), (12, "", "12 steps")],

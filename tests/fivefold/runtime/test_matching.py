@@ -107,3 +107,40 @@ def test_a_rank_that_still_computes_is_no_deadlock():
     referee.finish(1)
     with pytest.raises(Stuck, match="rank 1 finished"):
         referee.check()
+
+
+def waiting(referee, rank, op, peer=None, line="cell [1] line 2", wait=""):
+    ranks = tuple(range(referee.world_size))
+    call = Call(rank, 0, op, "w", "world", ranks, line, peer=peer, dtype="f", shape=(1,))
+    list(referee.call(call))
+    referee.wait(rank, 0, wait)
+
+
+def test_a_barrier_that_is_not_the_programs_is_no_line_of_a_deadlock():
+    """Whoever put the barrier behind the program: the rank in it has finished, and the others wait for one that has."""
+    referee = Referee(3)
+    waiting(referee, 0, "barrier", line="")
+    waiting(referee, 1, "send", peer=2)
+    waiting(referee, 2, "send", peer=0)
+    with pytest.raises(Stuck) as caught:
+        referee.check()
+    report = str(caught.value)
+    assert "barrier" not in report and "rank 0   finished" in report
+    assert "waits for rank 0 to receive: it has finished" in report
+    waiting(other := Referee(2), 0, "barrier")
+    waiting(other, 1, "send", peer=0)
+    with pytest.raises(Stuck, match="barrier in world"):
+        other.check()
+
+
+def test_a_deadlock_shows_the_line_that_waits():
+    """A send that was started in one line and is waited for in another stands in the second."""
+    referee = Referee(2)
+    waiting(referee, 0, "send", peer=1, wait="cell [1] line 3: sending.wait()")
+    waiting(referee, 1, "send", peer=0)
+    with pytest.raises(Stuck) as caught:
+        referee.check()
+    assert "rank 0   send to rank 1   waits for rank 1 to receive   cell [1] line 3: sending.wait()" in str(
+        caught.value
+    )
+    assert "cell [1] line 2" in str(caught.value)
