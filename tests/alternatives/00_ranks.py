@@ -172,8 +172,10 @@ def pairwise_all_to_all__all_at_once(x, send_sizes, receive_sizes, group):
     came[rank] = parts[rank]
     works = []
     for peer in (r for r in range(group.size()) if r != rank):
-        works.append(dist.irecv(came[peer], group=group, group_src=peer))
-        works.append(dist.isend(parts[peer].contiguous(), group=group, group_dst=peer))
+        if receive_sizes[peer]:
+            works.append(dist.irecv(came[peer], group=group, group_src=peer))
+        if send_sizes[peer]:
+            works.append(dist.isend(parts[peer].contiguous(), group=group, group_dst=peer))
     for work in works:
         work.wait()
     return torch.cat(came)
