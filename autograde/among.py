@@ -142,6 +142,11 @@ class Exchange(Among):
         lines = [" / ".join(" ".join(map(str, line)) for line in table) for table in self.tables]
         return f"{super().__str__()}, rows from each (line) to each {' · '.join(lines)}{_of_shape(self.row)}"
 
+    @property
+    def width(self) -> int:
+        """The numbers in a row."""
+        return math.prod(self.row)
+
     def rows(self, rank: int) -> tuple[list[int], list[int]]:
         """The rows that a rank sends to each of its group, and receives from each."""
         group, number = self.place(rank)

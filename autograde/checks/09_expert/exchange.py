@@ -41,7 +41,7 @@ class AllToAll(Check):
             for groups, rows in plans
         ]
         return planned(
-            Exchange, seed, [{"groups": g, "tables": t, "width": 3} for (g, _), t in zip(plans, tables, strict=True)]
+            Exchange, seed, [{"groups": g, "tables": t, "row": (3,)} for (g, _), t in zip(plans, tables, strict=True)]
         )
 
     @staticmethod
