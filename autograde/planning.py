@@ -41,7 +41,12 @@ class Planned(Case):
     software: plan.Software = plan.MODERN
 
     def __str__(self) -> str:
-        return f"{self.model.name}, {len(self.plans)} plans"
+        return f"{self.model.name}, {counted(len(self.plans), 'plan')}{self.programs}"
+
+    @property
+    def programs(self) -> str:
+        """What tells that this is not what is usual now."""
+        return "" if self.software == plan.MODERN else " with other software"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +57,14 @@ class Searched(Case):
     work: plan.Work
     gpus: int
     cluster: Cluster
+    software: plan.Software = plan.MODERN
+    options: plan.Options | None = None
 
     def __str__(self) -> str:
         size, tokens = self.model.parameters / 1e9, self.work.context
-        return f"{self.model.name}: {size:.1f}e9 parameters, {tokens:,} tokens, {self.gpus} {self.cluster.gpu.name}"
+        more = ("" if self.software == plan.MODERN else ", other software") + (", few options" if self.options else "")
+        gpus = f"{self.gpus} {self.cluster.gpu.name}"
+        return f"{self.model.name}: {size:.1f}e9 parameters, {tokens:,} tokens, {gpus}{more}"
 
 
 def links_by_rank(layout: Layout, gpus_per_server: int) -> dict[str, str]:
@@ -157,8 +166,20 @@ def numbers(property: str, words: str, got: Any, wanted: float, look: str = "") 
     error = abs(got - wanted) / scale
     if wanted == 0:
         error = abs(got)
-    seen = f"{words} is {got:.6g}, expected {wanted:.6g}" + (f" ({got / wanted:.4g} times)" if wanted else "")
-    return Finding(property, error < 1e-9, seen, look, error=error)
+    right = error < 1e-9
+    places = next((n for n in (6, 9, 12) if f"{got:.{n}g}" != f"{wanted:.{n}g}"), 17) if not right else 6
+    seen = f"{words} is {got:.{places}g}, expected {wanted:.{places}g}"
+    if wanted:
+        ratio = got / wanted
+        seen += f" ({ratio:.{max(4, places)}g} times)"
+        if any(abs(ratio / factor - 1) < 1e-6 for power in (3, 6, 9) for factor in (10**power, 10**-power)):
+            seen += ": in which unit is it?"
+    return Finding(property, right, seen, look, error=error)
+
+
+def counted(n: int, word: str, ending: str = "s") -> str:
+    """`n` of a thing: "1 rank", "2 ranks"."""
+    return f"{n:,} {word}{ending if n != 1 else ''}"
 
 
 def fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:

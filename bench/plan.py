@@ -1,8 +1,8 @@
 """The planner against the world: published runs, runs of this library on a replay, measured memory, and its own speed.
 
 Published: the throughput of every row of `fivefold/plan/published.csv`, predicted and reported. One number is fitted
-for each GPU type, on one row (marked *). Then runs that no choice of the model was made with, pipeline against ZeRO-3,
-and the rank of Llama 3's layouts among all that fit.
+for each GPU type, on one row (marked *). Then further runs, pipeline against ZeRO-3, and the rank of
+Llama 3's layouts among all that fit.
 Runs: a small GPT trained by `fivefold.train` on several layouts; its step on a replay, and its bytes by the ledger.
 Search: seconds for 16,384 GPUs, the best of three.
 
@@ -41,7 +41,10 @@ def published_rows() -> list[dict]:
 
 
 def unseen() -> list[dict]:
-    """Runs that no row of the table is, from where each says; predicted with nothing changed for them."""
+    """Runs that no row of the table is, from where each says.
+
+    Not all are a test: what torchtitan computes again (`Software.half`) was learned from one of them.
+    """
     llama8, llama70, llama405 = (plan.MODELS[f"llama3-{size}b"] for size in (8, 70, 405))
     docs = "torchtitan, docs/performance.md and benchmarks (2024)"
 
@@ -137,7 +140,7 @@ def show(result: dict) -> str:
         f"TFLOPS a GPU as each source counts. Error: median {result['median_error']:.1%}, "
         f"largest {result['largest_error']:.1%}. * a GPU type's one constant was fitted here."
     )
-    lines.append("\nRuns that no choice was made with")
+    lines.append("\nFurther runs")
     for row in result["unseen"]:
         both = f"{row['reported']:>9g}{row['predicted']:>10g}"
         lines.append(f"{row['run']:52}{row['unit']:>16}{both}{row['error']:>+8.1%}")

@@ -18,8 +18,8 @@
 # **What travels**: what travelled in lessons 02 to 09. New is the question over *which link*, and what waits for it.
 #
 # **When it hurts**: a layout that does not fit does not run. One that fits can still be several times slower than the
-# best. With 16,384 GPUs there are thousands, so you write a program that looks at all of them. It is compared with 26
-# runs that were published.
+# best. On 16,384 GPUs some two hundred layouts fit, and each can be tuned in dozens of ways: thousands of plans. So you
+# write a program that looks at all of them. It is compared with 26 runs that were published.
 
 # %% [markdown]
 # Run the cells from top to bottom (Shift + Enter). You need not have solved the other lessons: what is needed of them
@@ -30,7 +30,7 @@ import math
 from dataclasses import replace
 
 import torch
-from fivefold import cost, plan, plots, run
+from fivefold import cost, mesh, plan, plots, run
 from fivefold.cost import BytesMoved
 from fivefold.layout import Layout
 from fivefold.plan import (
@@ -79,9 +79,13 @@ world_size = 4  # ranks of the small runs: 2, 4 or 8
 # | DP, d ranks | sequences | about P of gradients, P of parameters | once a step | hardly: it hides |
 # | DP with ZeRO-3 | parameters too | 3P | every micro-batch | if computing is too short to hide it |
 #
-# Read the last two columns from the top: what is sent most often, and is always waited for, comes first. A server has
-# 8 GPUs with 450 GB/s between any two (NVLink 4), and each GPU a network card of 50 GB/s. So the first in the list get
-# the places inside: **TP innermost, then CP, then PP, DP outermost**. That is Llama 3's order, and this course's.
+# TP's 4 are counted in all-reduces. With sequence parallelism each is an all-gather and a reduce-scatter; where
+# gathered inputs are not kept, backward gathers them again, and it is as much as 5.
+#
+# Read the last two columns from the top: what is sent most often, and is always waited for, comes first. A server has 8
+# GPUs with 450 GB/s between any two (NVLink 4), and each GPU a network card of 50 GB/s. So the first in the list get
+# the places inside: **TP innermost, then CP, then PP, DP outermost**. That is Llama 3's order, and this course's. EP
+# has no ranks of its own: its groups lie in DP × CP, so mostly outside, although they are always waited for.
 #
 # Memory is the other half. TP, PP and EP make P smaller; ZeRO splits what belongs to each parameter; CP and TP split
 # activations; PP keeps several micro-batches of them alive.
@@ -114,13 +118,15 @@ if world_size == 2:
     far = replace(TOY, gpus_per_server=1)
 for words, machines in (("TP inside servers", near), ("TP between servers", far)):
     timed = replay(ledger, machines)
-    shares = f"{timed.share('busy'):.0%} computing, {timed.share('exposed'):.0%} standing still for a transfer"
+    busy, still = timed.share("busy"), timed.share("exposed")
+    shares = f"{busy:.0%} computing, {still:.0%} standing still for a transfer, {1 - busy - still:.0%} other waiting"
     print(f"{words:18} {timed.makespan * 1e3:6.3f} ms a step: {shares}")
 ledger.traffic()
 
 # %% [markdown]
-# Not a byte more is sent, and the step is longer. (The links of this example are as slow as the model is small, so
-# that their ratio to computing is that of a large model on GPUs: see `fivefold/plan/checked.py`.)
+# Not a byte more is sent, and the step is longer. Other waiting is mostly the pipeline's bubble. (The links of this
+# example are as slow as the model is small, so that their ratio to computing is that of a large model on GPUs: see
+# `fivefold/plan/checked.py`.)
 
 # %% [markdown]
 # ## Exercises
@@ -128,7 +134,8 @@ ledger.traffic()
 # ### `pipeline_vs_zero3`
 #
 # A model is too large for one GPU, and there are n of them. Cut it into a pipeline, or keep shards of it and gather
-# them (ZeRO-3): how many bytes does a rank send in a step? All ranks together train on `tokens` tokens.
+# them (ZeRO-3): how many bytes does a rank send in a step? All ranks together train on `tokens` tokens. Return
+# `BytesMoved(pipeline, zero3)`.
 #
 # - A middle stage of the pipeline sends h numbers for each token, and as many back. One rank alone sends nothing.
 # - ZeRO-3 gathers all parameters for forward, again for backward, and scatters gradients; for every micro-batch. Each
@@ -165,15 +172,15 @@ plots.bytes_moved(
 #
 # - An axis is inside only if **every one** of its groups is on one server: the slowest holds up all.
 # - A group of DP has `dp` ranks that stand tp·cp·pp apart. What must a server hold to hold all of a group?
-# - Expert groups are `ep` ranks in a row of a DP × CP group (`mesh.expert_groups` lists them).
+# - Expert groups are `ep` ranks in a row of a DP × CP group (`mesh.expert_groups(layout)` lists them).
 #
 # *Checked*: each axis; servers whose size the degrees do not divide; experts.
 #
 # <details><summary>Hint: rows of ranks</summary>
 #
 # tp·cp ranks in a row hold tp whole groups of CP. If no server ends within such a row, CP is inside. Servers end at
-# multiples of their size, up to the last rank. (Or list the groups with `mesh.groups`, and look at each: that is right
-# too, and takes a while for 16,384 ranks.)
+# multiples of their size, up to the last rank. (Or list the groups with `mesh.groups(layout, axis)`, and look at each:
+# that is right too, and takes a while for 16,384 ranks.)
 # </details>
 
 # %% exercise="plan.place"
@@ -206,13 +213,30 @@ for gpus_per_server, tp in ((8, 8), (16, 16), (8, 16)):
 # inside the servers, and rings between them at once. And each of 16 ranks computes half as long as one of 8: what
 # stands still has grown, what works has shrunk.
 #
+# Names that the next exercises use:
+#
+# | what | fields, or arguments in order |
+# | --- | --- |
+# | `Plan` | `layout`, `zero`, `schedule`, `chunks`, `micro_batch`, `recompute` |
+# | its methods | `num_microbatches(work)`, `tokens(work)`: of one micro-batch on a rank |
+# | `Cluster` | `inside`, `between`, `gpus_per_server`, `gpu.memory` (bytes) |
+# | `Software` | `element_bytes` (of a weight or an activation), `gradient_bytes`, `optimizer_bytes` |
+# | `cost.peak_activations` | `(schedule, p, m, v)`: stages, micro-batches, chunks |
+# | `cost.bubble_seconds` | `(schedule, p, f, b, w, v)`: f, b, w of a rank and one micro-batch |
+# | `stage_seconds`, `message_seconds`, `data_seconds` | `(model, plan, work, cluster, software)` |
+# | `optimizer_seconds` | `(model, plan, cluster, software)`, without `work` |
+#
+# A plan is printed as "dp8,cp16,pp16,tp8 ZeRO-1 interleaved x8 b1": degrees, ZeRO stage, schedule with 8 chunks a rank,
+# 1 sequence a micro-batch. 1F1B and zb-h1 are the schedules "one_f_one_b" and "zb_h1" of lesson 05.
+#
 # ### `fits`
 #
 # What does the fullest rank keep, and does it fit? The pieces are there; put them together.
 #
 # - `rank_parameters(model, plan)`: what a rank holds outside experts, and of experts. `software` has the bytes of each.
 # - ZeRO splits states over DP × CP (experts: DP × CP / EP). With m > 1 micro-batches gradients are added up whole.
-# - Stage 3 holds two gathered layers besides, of the `stage_layers(model, plan)[0]` of its stage.
+# - Stage 3 on more than one rank holds two gathered layers besides, experts too: `2 / stage_layers(model, plan)[0]` of
+#   the rank's parameters.
 # - `layer_bytes(model, plan, work, software)` is one layer's activations for one micro-batch. How many layers are on a
 #   rank, and how many micro-batches in flight (`cost.peak_activations`)? The docstring has the small rest.
 #
@@ -251,7 +275,7 @@ for text, more in (
     ("dp2048,tp8", {"zero": 3}),
     ("dp128,cp16,tp8", {"zero": 3}),
     ("dp128,pp16,tp8", {}),
-    ("dp8,cp16,pp16,tp8", {}),
+    ("dp8,cp16,pp16,tp8", {"schedule": "interleaved", "chunks": 8}),
 ):
     one = Plan(Layout.parse(text), **more)
     if long_work.sequences % one.layout.dp:
@@ -263,8 +287,9 @@ for text, more in (
 
 # %% [markdown]
 # A step of 16 million tokens has only 128 sequences of that length, so DP alone cannot use the GPUs. With PP for the
-# rest, each pipeline has a single sequence, which does not fit, and would leave 15 of 16 stages idle at any time. CP it
-# is, as in Llama 3's own layout, the last line.
+# rest, each pipeline has a single sequence, which does not fit, and would leave 15 of 16 stages idle at any time. So
+# sequences must be split: CP. Two lines with CP fit. The third needs the least memory; the last is Llama 3's own
+# layout. Memory alone does not choose between them. Time does, and your next function gives it.
 #
 # ### `step_seconds`
 #
@@ -299,7 +324,7 @@ from fivefold.plan import published
 from fivefold.plots.plans import Point
 
 predicted = [published.predict(one, my_seconds, my_fits) for one in published.rows()]
-print(f"{'':20}   GPUs  {'layout':18}  reported  predicted   error")
+print(f"{'TFLOPS a GPU':20}   GPUs  {'layout':18}  reported  predicted   error")
 for number, one in enumerate(predicted):
     fitted = "  fitted here" if number in published.FITTED.values() else ""
     layout_words = f"{one.run.plan.layout}" + (" ZeRO-3" if one.run.plan.zero == 3 else "")
@@ -329,10 +354,10 @@ plots.predictions(points)
 # - The micro-batch of table 1 is not stated: the fastest is taken. Llama 3's report does not say how it counts
 #   attention: half of it, under the mask, is taken.
 # - torchtitan's H100 has less power and slower memory than the one that was fitted; its peak is that of a sister model.
-# - By `fits`, 530 billion parameters over 640 GPUs by ZeRO-3 need 87 GB. They ran in 80, so something is counted too
+# - By `fits`, 530 billion parameters over 640 GPUs by ZeRO-3 need 88 GB. They ran in 80, so something is counted too
 #   much there, or they did something to fit that the row does not say, and that took time.
 #
-# `python bench/plan.py` prints the table, runs that none of these choices was made with, and how far off those are.
+# `python bench/plan.py` prints the table, a few further runs, and how far off those are.
 
 # %%
 pairs = {"175B, 384 GPUs": (16, 10), "175B, 768": (17, 11), "530B, 560 / 640": (19, 13), "530B, 1,120": (20, 14)}
@@ -353,7 +378,8 @@ for name, (ours, zero) in pairs.items():
 # 2. **Fill with data parallelism**: the GPUs that are left (`filled(model, work, gpus, cut)`; it also spreads experts).
 # 3. **Tune**: ZeRO stage, micro-batch, schedule, recomputation (`tunings(model, work, layout, options)`).
 #
-# Return what fits as a list of `Choice(plan, memory, seconds)`, the fastest first. You may look at fewer plans.
+# Return what fits as a list of `Choice(plan, memory, seconds)`, the fastest first. You may look at fewer plans. Time
+# and memory are those of the `software` given; what `options` leaves out (None: nothing) is not to be in the list.
 #
 # *Checked*, on models that you have not seen: all that you return fits, uses all GPUs, is in order and true, and the
 # first takes at most 1.1 times as long as the best there is. Where nothing fits the list is empty.
@@ -385,7 +411,12 @@ for number in (22, 23, 24):
 # of TP 8. A rank sends half as many tokens over NVLink; K and V are small, since 128 heads share 8 of them; and with
 # half as much DP each pipeline has twice as many micro-batches, so its bubble is half as long. Is it better? The
 # formula knows nothing of a busy network with K and V on it in every layer, and little of memory that is lost in holes.
-# Four percent are within its error. What it can say is that these layouts are among the best dozen of thousands.
+# Four percent are within its error. What it can say is where these plans stand among the thousands that fit.
+#
+# Two parts of the winner are longer. It computes 4% longer: a rank multiplies a quarter of the tokens at a time by
+# twice as large a share of the weights, so it reads four times as many bytes of weights in a step. And DP is 5% of the
+# step, not 1%: gradients can hide behind the last micro-batch's backward only, and that has a quarter of the tokens and
+# takes half as long.
 
 # %%
 short = predicted[23]
@@ -428,14 +459,20 @@ def best_of_each(choices: list[Choice]) -> list[Choice]:
 plots.plans(best_of_each(my_search(plan.MODELS["llama3-8b"], robot, 64, plan.cluster("h100"))))
 
 # %%
-kept = my_fits(plan.MODELS["llama3-8b"], Plan(Layout(dp=8, tp=8), 3), robot, plan.cluster("h100"))
-print(f"DP 8 with TP 8, no CP: {kept.total / 1e9:.0f} GB a rank, {kept.activations / 1e9:.0f} GB of it activations")
+for again in ("none", "full"):
+    whole_sequences = Plan(Layout(dp=8, tp=8), 3, recompute=again)
+    task = plan.MODELS["llama3-8b"], whole_sequences, robot, plan.cluster("h100")
+    kept = my_fits(*task)
+    size = f"{kept.total / 1e9:.0f} GB a rank, {kept.activations / 1e9:.0f} GB of it activations"
+    seconds = f"{my_seconds(*task).total:.1f} s a step" if kept.fits else f"over {kept.limit / 1e9:.0f} GB"
+    print(f"DP 8 with TP 8, no CP, recomputation {again}: {size}; {seconds}")
 share = 4 * 460_800 * 4096 / 2 / (2 * plan.MODELS["llama3-8b"].parameters / 32)
 print(f"attention computes {share:.1f} times as much as all matrices")
 
 # %% [markdown]
-# Eight histories fill eight data-parallel ranks at most. The rest has to be tokens, and with so long a sequence nearly
-# all computing is attention: exchanging K and V, whose cost grows with s, hides in work that grows with s².
+# Eight histories fill eight data-parallel ranks at most. The rest can be TP only if all is computed again: that fits,
+# and takes 63 s in the place of 48.5 s. Better to split tokens: with so long a sequence most computing is attention,
+# and exchanging K and V, whose cost grows with s, is little beside work that grows with s².
 #
 # **And yours.** Here is a genome: windows of a million letters, a model with grouped heads, 32 older GPUs. Put in its
 # place what you would like to train: the sizes, the GPUs, the context.
@@ -452,6 +489,14 @@ plots.plans(best_of_each(my_search(my_model, my_work, 32, plan.cluster("a100")))
 from fivefold import widgets
 
 widgets.planner(gpus=16384, context=131072)
+
+# %% [markdown]
+# <details><summary>What changes on the way</summary>
+#
+# Down to 2,048 GPUs the fastest plan stays CP 16, PP 16, TP 8, with less and less DP. At 1,024 the pipeline vanishes:
+# DP 8, CP 32, TP 4 with ZeRO-3. Its gathers hide, since each GPU has more to compute. From 256 on everything must be
+# computed again to fit, and on 64 nothing fits.
+# </details>
 
 # %% [markdown]
 # ## Find the bug
@@ -478,7 +523,8 @@ print(f"gradients {sums:.2f} s, parameters {gathers:.2f} s on the network")
 print(f"added to the step by this function: {data_seconds(llama3, one, short.run.work, slow):.2f} s")
 
 # %% [markdown]
-# When is the first gradient whole, so that it can leave? Mend the function, run the cell above again, then the check.
+# When is the first gradient whole, so that it can leave? Mend the function in its place, and leave the lines below it;
+# run the cell above again, then the check.
 #
 # <details><summary>Hint: how to look</summary>
 #
@@ -528,7 +574,7 @@ print("your place agrees with every DeviceMesh")
 # Set each answer, and run the cell below it. A wrong answer is explained, and you can answer again.
 
 # %% question="10.crossing"
-crossing_answer = 3 * 175e9 * 383 / 384 / (2 * 12288) / 1e6
+crossing_answer = 3 * 530e9 * 559 / 560 / (2 * 20480) / 1e6
 
 # %% check="10.crossing"
 check("10.crossing", crossing_answer)
@@ -546,7 +592,7 @@ interleaving_answer = 100 * 15 / (8 * 16)
 check("10.interleaving", interleaving_answer)
 
 # %% question="10.zero2"
-zero2_answer = "a"
+zero2_answer = 4 * 5 * 15 / 16
 
 # %% check="10.zero2"
 check("10.zero2", zero2_answer)

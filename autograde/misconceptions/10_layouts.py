@@ -215,6 +215,13 @@ misconceptions = [
     ),
     Misconception(
         exercise="plan.search",
+        name="experts_stay_together",
+        hint="This looks like: every rank has all experts. Which axis splits them?",
+        old="for layout in filled(model, work, gpus, cut):",
+        new="for layout in (one for one in filled(model, work, gpus, cut) if one.ep == 1):",
+    ),
+    Misconception(
+        exercise="plan.search",
         name="half_of_the_gpus",
         hint="This looks like: some GPUs are left over. What fills them, when the model fits on a part?",
         old="for layout in filled(model, work, gpus, cut):",
@@ -227,6 +234,38 @@ misconceptions = [
         "stage change?",
         old="for plan in tunings(model, work, layout, options):",
         new="for plan in list(tunings(model, work, layout, options))[:1]:",
+    ),
+    Misconception(
+        exercise="plan.search",
+        name="nothing_computed_again",
+        hint="This looks like: plans that compute something again are left out. What fits beside long sequences "
+        "without them?",
+        old="for plan in tunings(model, work, layout, options):",
+        new='for plan in (one for one in tunings(model, work, layout, options) if one.recompute == "none"):',
+    ),
+    Misconception(
+        exercise="plan.search",
+        name="the_slowest_first",
+        hint="This looks like: the right plans, from the wrong end. Which of them is first in the list?",
+        old="return sorted(found, key=lambda choice: (choice.seconds.total, choice.memory.total))",
+        new="return sorted(found, key=lambda choice: -choice.seconds.total)",
+    ),
+    Misconception(
+        exercise="plan.search",
+        name="the_usual_software",
+        hint="This looks like: every program is taken to do what is usual now. Which argument says what this one does?",
+        old="memory = fits(model, plan, work, cluster, software)",
+        new="""
+        software = MODERN
+        memory = fits(model, plan, work, cluster, software)
+        """,
+    ),
+    Misconception(
+        exercise="plan.search",
+        name="whatever_the_options",
+        hint="This looks like: the same is tried whatever is asked. Which argument says what may be tried?",
+        old="options, found = options or Options(), []",
+        new="options, found = Options(), []",
     ),
     Misconception(
         exercise="plan.data_seconds",

@@ -12,6 +12,7 @@ from fivefold.plan import (
     MODERN,
     Choice,
     Memory,
+    Options,
     Plan,
     Seconds,
     check,
@@ -169,15 +170,19 @@ def step_seconds__by_hand(model, plan, work, cluster, software=MODERN):
 def search__one_for_each_layout(model, work, gpus, cluster, software=MODERN, options=None):
     """For every layout the best tuning alone: a short list, and no helper of the library."""
     divisors = [d for d in range(1, gpus + 1) if gpus % d == 0]
-    found = []
+    options, found = options or Options(), []
     for tp, cp, pp, ep in itertools.product((1, 2, 4, 8, 16), divisors, divisors, (1, 2, 4, 8, 16)):
+        if tp > options.most_tp or cp > options.most_cp:
+            continue
         dp, left = divmod(gpus, tp * cp * pp)
         if left or cp > 64 or pp > model.layers or dp * cp % ep or (ep > 1 and not model.experts):
             continue
         layout, best = Layout(dp, cp, pp, tp, ep), None
         chunks = [v for v in range(2, 17) if pp > 1 and -(-model.layers // pp) % v == 0]
         ways = [("one_f_one_b", 1), *(("interleaved", v) for v in chunks)]
-        for zero, (schedule, v), b, again in itertools.product((1, 3), ways, (1, 2, 4), ("none", "full")):
+        for zero, (schedule, v), b, again in itertools.product((1, 3), ways, (1, 2, 4), options.recompute):
+            if zero not in options.zero or schedule not in options.schedules or b not in options.micro_batch:
+                continue
             plan = Plan(layout, zero, schedule, v, b, again)
             try:
                 check(model, plan, work)
@@ -198,9 +203,9 @@ def search__in_three_steps(model, work, gpus, cluster, software=MODERN, options=
     from fivefold.plan import cuts, filled, tunings
 
     fitting = []
-    for cut in cuts(model, work, gpus):
+    for cut in cuts(model, work, gpus, options):
         for layout in filled(model, work, gpus, cut):
-            plans = list(tunings(model, work, layout))
+            plans = list(tunings(model, work, layout, options))
             if any(fits(model, plan, work, cluster, software).fits for plan in plans):
                 fitting.append((math.prod((cut.tp, cut.cp, cut.pp)), plans))
     choices = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from autograde.case import Case
 from autograde.check import Check
-from autograde.planning import Placed, links_by_rank, numbers, shapes
+from autograde.planning import Placed, counted, links_by_rank, numbers, shapes
 from autograde.verdict import Finding
 
 
@@ -44,7 +44,8 @@ class PipelineVsZero3(Check):
 
     def judge(self, case: Moved, outcomes: list, ledger: Any) -> Iterator[Finding]:
         for i, (parameters, h, tokens, n, m, size) in enumerate((*case.sizes, (1e9, 64, 1000, 4, 1, 2))):
-            words = f"{parameters:.3g} parameters, h {h}, {tokens} tokens, {n} ranks, {m} micro-batches, {size} bytes"
+            over = f"{counted(n, 'rank')}, {counted(m, 'micro-batch', 'es')}"
+            words = f"{parameters:.3g} parameters, h {h}, {tokens} tokens, {over}, {size} bytes"
             there_and_back = 0 if n == 1 else 2 * tokens * h * size
             yield numbers("pipeline", f"bytes of a pipeline rank: {words};", outcomes[0]["pipeline"][i], there_and_back)
             three = sum(parameters * (n - 1) / n * size for _ in range(3)) * m
@@ -70,7 +71,9 @@ class Place(Check):
             "dp8,tp4,ep2",
             "dp8,pp4,tp2,ep2",
         )
+        apart = ("dp2,cp3,pp2,ep2", "dp4,tp3,ep2", "dp2,cp2,ep2")  # ep does not divide cp; the first group is inside
         kinds = (("axes", 8, whole), ("servers", 8, odd), ("servers", 4, odd), ("experts", 8, experts))
+        kinds += (("experts", 4, apart),)
         return [
             Placed(world_size=1, layouts=layouts, gpus_per_server=size, properties=(kind,), seed=seed)
             for kind, size, layouts in kinds

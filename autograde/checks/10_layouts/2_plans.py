@@ -16,6 +16,7 @@ from autograde.planning import (
     MIXED,
     UNEVEN,
     Planned,
+    counted,
     data_by_hand,
     fields,
     memory_by_hand,
@@ -76,6 +77,7 @@ class Fits(Check):
             case("stage 3", model, *third), case("experts", MIXED, *spread),
             case("activations", model, FIRST, *plans_of(model, seed)),
             case("activations", GPT, *plans_of(GPT, seed), software=plan.MEGATRON_2021),
+            case("activations", UNEVEN, plan.Plan(Layout(4, pp=4), 1)), case("activations", GPT, FIRST, software=two),
             case("limit", model, FIRST), replace(case("limit", model, FIRST), cluster=plan.cluster("h200")),
         ]  # fmt: skip
 
@@ -90,7 +92,7 @@ class Fits(Check):
         for one, got in zip(case.plans, outcomes[0], strict=True):
             wanted = memory_by_hand(case, one)
             for name in names:
-                yield numbers(kind, f"{name} of {one}, {case.model.name},", got[name], wanted[name])
+                yield numbers(kind, f"{name} of {one}, {case.model.name}{case.programs},", got[name], wanted[name])
             if kind == "limit":
                 fit = sum(wanted[name] for name in MEMORY[:4]) <= wanted["limit"]
                 yield Finding("limit", got["fits"] == fit, f"it says fits={got['fits']}, expected {fit}")
@@ -127,7 +129,7 @@ class StepSeconds(Check):
             for kind, names in self.PARTS.items():
                 for name in names:
                     m = one.num_microbatches(case.work)
-                    words = f"{name} of {one}, {m} micro-batches, {case.model.name},"
+                    words = f"{name} of {one}, {counted(m, 'micro-batch', 'es')}, {case.model.name}{case.programs},"
                     yield numbers(kind, words, got[name], wanted[name])
 
 
@@ -162,5 +164,6 @@ class DataSeconds(Check):
     def judge(self, case: Planned, outcomes: list, ledger: Any) -> Iterator[Finding]:
         (kind,) = case.properties
         for one, got in zip(case.plans, outcomes[0], strict=True):
-            words = f"{one}, {one.num_microbatches(case.work)} micro-batches, overlap {case.software.overlap!r}:"
+            m = counted(one.num_microbatches(case.work), "micro-batch", "es")
+            words = f"{one}, {m}, overlap {case.software.overlap!r}:"
             yield numbers(kind, f"seconds of {words} it", got, data_by_hand(case, one))

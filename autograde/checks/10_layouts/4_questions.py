@@ -7,40 +7,41 @@ from autograde.question import Question
 questions = [
     Question(
         id="10.crossing",
-        text="A model of 175 billion parameters has h = 12,288 and is split over **384 ranks**, in a pipeline or by "
+        text="A model of 530 billion parameters has h = 20,480 and is split over **560 ranks**, in a pipeline or by "
         "ZeRO-3 with one micro-batch. At how many **million tokens a step** do both move equally many bytes?",
-        answer=21.31,
+        answer=38.75,
         unit="million tokens",
         tolerance=0.01,
-        why="2·tokens·h = 3Ψ(n−1)/n; table 2's batch has 3.1 million, so the pipeline moves 7 times less",
+        why="2·tokens·h = 3Ψ(n−1)/n; table 2's batch has 4.6 million, so the pipeline moves 8 times less",
         mistakes={
-            14.20: "that is with two passes over the parameters: ZeRO-3 gathers twice and scatters once",
-            42.61: "that is with one direction: activations go on, and their gradients come back",
-            8182: "that is with a pipeline rank that passes on its 384th of the tokens: all pass a middle stage",
-            0.0555: "that is with ZeRO-3's parameters divided by the ranks: each rank gathers all of them",
-            10.65: "both are counted in bytes of 2 a number, or neither",
+            25.83: "that is with two passes over the parameters: ZeRO-3 gathers twice and scatters once",
+            77.50: "that is with one direction: activations go on, and their gradients come back",
+            21699: "that is with a pipeline rank that passes on its 560th of the tokens: all pass a middle stage",
+            0.0692: "that is with ZeRO-3's parameters divided by the ranks: each rank gathers all of them",
+            19.37: "both are counted in bytes of 2 a number, or neither",
+            21.31: "that is for the figure's model: here others are asked",
         },
     ),
     Question(
         id="10.order",
-        text="Why is tensor parallelism innermost, and data parallelism outermost?",
+        text="Layout dp8,tp8 on 8 servers of 8 GPUs, ZeRO-1, with enough tokens that gradients hide. Somebody numbers "
+        "the ranks the other way: **DP innermost, TP outermost**. Every rank sends as many bytes as before. The step …",
         answer="c",
         choices={
             "a": (
-                "TP moves the most bytes in all.",
-                "with many micro-batches often, but a large model's gradients can be more; what matters is when they "
-                "move",
+                "… gets shorter: gradients are the largest messages, and now have the fast link.",
+                "they were hidden already, so their link gains little; what stood in the way before?",
             ),
             "b": (
-                "TP has the smallest degree, so it fits into a server.",
-                "its degree is small because it must fit: this is the consequence, not the reason",
+                "… takes as long: not a byte more is sent.",
+                "bytes are not seconds: the worked example sent the same bytes over two links",
             ),
             "c": (
-                "TP's exchanges are exposed in every layer; DP's come once a step and can hide.",
-                "yes: what stands in the way of computing gets the fast link",
+                "… gets longer: what nothing hides now crosses the network.",
+                "yes: TP's exchanges are exposed in each layer; what DP gains had been hidden anyway",
             ),
             "d": (
-                "All-reduces over the network deadlock where all-gathers do not.",
+                "… does not end: all-reduces of TP deadlock between servers.",
                 "they take longer there, no more; nothing in the order of the axes prevents a deadlock",
             ),
         },
@@ -64,28 +65,19 @@ questions = [
     ),
     Question(
         id="10.zero2",
-        text="A pipeline rank works on 32 micro-batches a step, and adds their gradients up in float32. What does "
-        "ZeRO-2 "
-        "save in memory beside ZeRO-1, if gradients are summed over the ranks **once a step**?",
-        answer="a",
-        choices={
-            "a": (
-                "Nothing: until the last micro-batch every rank adds up whole gradients.",
-                "yes: only by summing after every micro-batch could it drop what is not its own, at 32 times the "
-                "traffic",
-            ),
-            "b": (
-                "The gradients of all but 1/n of the parameters.",
-                "after the sum, yes; but the peak comes before it, when the rank's own sums are whole",
-            ),
-            "c": (
-                "Half: 2 bytes a parameter in the place of 4.",
-                "that is the size of a number, which no stage changes",
-            ),
-            "d": (
-                "All parameters but 1/n.",
-                "that is stage 3, which gathers parameters again for every micro-batch",
-            ),
+        text="A rank holds 5 billion parameters, each with 2 bytes of weight, 4 of gradient and 12 of Adam's states; "
+        "**16 ranks** hold the same. A step is **one micro-batch**. How many **GB** does ZeRO-2 save beside ZeRO-1?",
+        answer=18.75,
+        unit="GB",
+        tolerance=0.01,
+        why="gradients of 4 bytes, of which 15/16 go: nothing is added up, since there is no second micro-batch",
+        mistakes={
+            0: "that is with two micro-batches or more, which are added up whole; what is added up here?",
+            1.25: "that is what stays of the gradients, not what goes",
+            20: "a rank keeps its own sixteenth",
+            9.375: "that is with gradients of 2 bytes",
+            28.125: "that is with the weights too, which stage 3 splits",
+            75: "that is with Adam's states too: stage 1 has split them already",
         },
     ),
 ]

@@ -39,11 +39,13 @@ def fits(model: Model, plan: Plan, work: Work, cluster: Cluster, software: Softw
     `software.gradient_bytes`, of Adam's states `software.optimizer_bytes`. ZeRO splits states over the ranks that hold
     the same parameters: DP x CP, for experts DP x CP / EP. Stage 1 splits the optimizer, stage 2 gradients too, stage
     3 parameters too. With more than one micro-batch a rank adds gradients up whole, so stage 2 splits them with one
-    micro-batch only; stage 3 always. Stage 3 holds two layers gathered besides.
+    micro-batch only; stage 3 always. Stage 3 on more than one rank holds two gathered layers besides, of experts too:
+    2 / `stage_layers(model, plan)[0]` of the rank's parameters.
 
     Activations: a layer's bytes (`layer_bytes`) for each layer of a stage and each micro-batch in flight
-    (`cost.peak_activations`); one layer whole where layers are computed again; and each logit of one micro-batch
-    (GPipe: of all), in 32 bits too. The limit is the GPU's memory less RESERVE.
+    (`cost.peak_activations`); one layer whole more where anything is computed again (`plan.recompute` is not "none");
+    and each logit of one micro-batch (GPipe: of all) twice, once in `software.element_bytes` and once in 4. The limit
+    is the GPU's memory less the share RESERVE of it (6%).
     """
     layout, m = plan.layout, plan.num_microbatches(work)
     layers = stage_layers(model, plan)[0]

@@ -67,6 +67,8 @@ def _title(choice: Choice) -> str:
     name, part = max(parts.items(), key=lambda item: item[1])
     if not part:
         return f"{choice.plan}: {duration(seconds.total)} a step, all of it computing"
+    if part < 0.005 * seconds.total:
+        return f"{choice.plan.layout} is fastest: {duration(seconds.total)} a step, nearly all of it computing"
     what = "the bubble" if name == "bubble" else f"what {name.upper()} exposes"
     return (
         f"{choice.plan.layout} is fastest: {duration(seconds.total)} a step, {seconds.compute / seconds.total:.0%} "
@@ -103,7 +105,7 @@ def bytes_moved(moved: Callable[[int], tuple[float, float]], tokens: Sequence[in
         )  # fmt: skip
     for name, count in marks.items():
         axes.axvline(count, color=RULE, linewidth=1)
-        axes.text(count, axes.get_ylim()[0], f" {name}", rotation=90, va="bottom", ha="right", color=SOFT, fontsize=8)
+        axes.annotate(name, (count, axes.get_ylim()[0]), (4, 4), textcoords="offset points", color=SOFT, fontsize=8)
     if crossing is not None:
         axes.plot([crossing], [moved(round(crossing))[1]], "o", color=INK, markersize=5)
     axes.set_xlabel("tokens a step")
