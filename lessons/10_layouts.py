@@ -227,7 +227,7 @@ for gpus_per_server, tp in ((8, 8), (16, 16), (8, 16)):
 # | `optimizer_seconds` | `(model, plan, cluster, software)`, without `work` |
 #
 # A plan is printed as "dp8,cp16,pp16,tp8 ZeRO-1 interleaved x8 b1": degrees, ZeRO stage, schedule with 8 chunks a rank,
-# 1 sequence a micro-batch. 1F1B and zb-h1 are the schedules "one_f_one_b" and "zb_h1" of lesson 05.
+# 1 sequence a micro-batch. 1F1B is the schedule "one_f_one_b" of lesson 06, zb-h1 the "zb_h1" of lesson 08.
 #
 # ### `fits`
 #
@@ -413,10 +413,10 @@ for number in (22, 23, 24):
 # formula knows nothing of a busy network with K and V on it in every layer, and little of memory that is lost in holes.
 # Four percent are within its error. What it can say is where these plans stand among the thousands that fit.
 #
-# Two parts of the winner are longer. It computes 4% longer: a rank multiplies a quarter of the tokens at a time by
-# twice as large a share of the weights, so it reads four times as many bytes of weights in a step. And DP is 5% of the
-# step, not 1%: gradients can hide behind the last micro-batch's backward only, and that has a quarter of the tokens and
-# takes half as long.
+# Two parts of the winner are longer, besides CP. It computes 4% longer: a rank multiplies a quarter of the tokens at a
+# time by twice as large a share of the weights, so it reads four times as many bytes of weights in a step. And DP is 5%
+# of the step, not 1%: gradients can hide behind the last micro-batch's backward only, and that has a quarter of the
+# tokens and takes half as long.
 
 # %%
 short = predicted[23]
@@ -494,8 +494,9 @@ widgets.planner(gpus=16384, context=131072)
 # <details><summary>What changes on the way</summary>
 #
 # Down to 2,048 GPUs the fastest plan stays CP 16, PP 16, TP 8, with less and less DP. At 1,024 the pipeline vanishes:
-# DP 8, CP 32, TP 4 with ZeRO-3. Its gathers hide, since each GPU has more to compute. From 256 on everything must be
-# computed again to fit, and on 64 nothing fits.
+# DP 8, CP 32, TP 4 with ZeRO-3. Its gathers hide, since each GPU has more to compute; but what is hidden takes a part
+# of the GPU, and so 15% of the step. At 256 the fastest plan computes everything again, at 128 all that fit do, and on
+# 64 nothing fits.
 # </details>
 
 # %% [markdown]
