@@ -16,6 +16,7 @@ from autograde.tokens import Tokens, group_of
 from autograde.training import train
 
 ALONE = "a block alone"  # the phase in which a block keeps what is its own
+CONTEXT = (0.5, "places")  # what comes after x
 KEEP = 0.6  # of what passes a dropout
 WEIGHTS = {  # each with the parameters that are made of it
     "attention_norm": ("attention_norm.weight", "attention_norm.bias"),
@@ -80,17 +81,17 @@ def try_block(solution: Callable, case: Layers) -> dict:
 
 
 def try_dropout(solution: Callable, case: Layers) -> dict:
-    """What a block makes of zeros where its attention gives 1 everywhere, as its context says, and its MLP 2."""
-    group, found = group_of(case), {}
+    """What a block makes of zeros where its attention gives 1 everywhere and its MLP 2, and what it hands on."""
+    group, found, attention = group_of(case), {}, _One()
     for split in (True, False):
         x = torch.zeros(case.b, case.s // group.size() if split else case.s, case.h, dtype=torch.float64)
         norms = [nn.LayerNorm(case.h, dtype=torch.float64) for _ in range(2)]
-        block, never = (solution(_One(), _Two(), *norms, group, p=p, split=split) for p in (1 - KEEP, 0.0))
+        block, never = (solution(attention, _Two(), *norms, group, p=p, split=split) for p in (1 - KEEP, 0.0))
         where = "tokens are split" if split else "every rank has all tokens"
-        found[f"in training, where {where}"] = block.train()(x, 1.0).detach()
-        found[f"in evaluation, where {where}"] = block.eval()(x, 1.0).detach()
-        found[f"with p = 0, where {where}"] = never.train()(x, 1.0).detach()
-    return found
+        found[f"in training, where {where}"] = block.train()(x.clone(), *CONTEXT).detach()
+        found[f"in evaluation, where {where}"] = block.eval()(x.clone(), *CONTEXT).detach()
+        found[f"with p = 0, where {where}"] = never.train()(x.clone(), *CONTEXT).detach()
+    return {"outputs": found, "handed": attention.handed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +148,11 @@ class _Double(nn.Module):
 
 
 class _One(nn.Module):
-    """Gives what its context says."""
+    """Gives 1 everywhere, and notes what comes after x."""
 
-    def forward(self, x: Tensor, number: float) -> Tensor:
-        return torch.full_like(x, number)
+    def forward(self, x: Tensor, *context: object) -> Tensor:
+        self.handed = list(context)
+        return torch.ones_like(x)
 
 
 class _Two(nn.Module):

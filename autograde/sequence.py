@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autograde.blocks import ALONE, CUT, KEEP, WEIGHTS, Layers
+from autograde.blocks import ALONE, CONTEXT, CUT, KEEP, WEIGHTS, Layers
 from autograde.compare import compare, compare_all
 from autograde.recomputed import Passes
 from autograde.tokens import Exchange, Tokens
@@ -41,13 +41,19 @@ REGION_FACTS = [  # property, fact, what is seen where it holds on every rank, a
     ("replicated", "the numbers of the first rank", "equal on all ranks of a group",
      "with split=False, other numbers than on the first rank of the group", ""),
     ("passes", "no number twice", "new ones in each region and each pass",
-     "two regions, one after the other, have the same numbers", ""),
+     "two regions, one after the other, have the same numbers, or shifted ones", ""),
+    ("passes", "no number of many regions twice", "new ones in each region and each pass",
+     "of 300 regions, one after the other, some have the same numbers", "How many seeds can there be?"),
+    ("passes", "no number of outside", "new ones in each region and each pass",
+     "numbers of a region are drawn once more outside", ""),
     ("restored", "the same again", "with the state put back, the same ones again",
      "torch's state was put back, and the region's numbers are others than before",
      "Recomputation does that. From what alone may a region's numbers follow?"),
     ("outside", "undisturbed", "undisturbed", "numbers outside depend on how many were drawn inside", ""),
+    ("outside", "undisturbed where equal", "undisturbed",
+     "with split=False, numbers outside depend on how many were drawn inside", ""),
     ("outside", "the group's outside", "undisturbed", "after a region the ranks of a group are not alike", ""),
-    ("outside", "undisturbed by an error", "undisturbed", "after an error inside, other numbers outside", ""),
+    ("outside", "undisturbed by an error", "undisturbed", "after an error in a region, other numbers outside", ""),
 ]  # fmt: skip
 
 
@@ -86,14 +92,18 @@ def sent(property: str, ledger: Any, words: str, *calls: Calls, look: str = "") 
 
 def judge_dropout(outcomes: Sequence[Any]) -> Finding:
     """Zeros went in; the attention gives 1 and the MLP 2, so what comes out tells what either dropout let pass."""
-    for name in outcomes[0]:
-        got = [outcome[name] for outcome in outcomes]
+    for name in outcomes[0]["outputs"]:
+        got = [outcome["outputs"][name] for outcome in outcomes]
         if not name.startswith("in training"):
             finding = compare("arguments", f"the output {name},", got, [torch.full_like(y, 3.0) for y in got], "exact")
         else:
             finding = _judge_masks(name, got)
         if not finding.passed:
             return finding
+    handed = outcomes[0]["handed"]
+    if handed != list(CONTEXT):
+        seen = f"block(x, {', '.join(map(repr, CONTEXT))}) hands {handed or 'nothing'} on to the attention"
+        return Finding("arguments", False, seen, "expected all that comes after x")
     return Finding("arguments", True, "dropout, in training and evaluation")
 
 
@@ -180,7 +190,8 @@ def _judge_masks(name: str, got: list[Tensor]) -> Finding:
     for rank, (y, code) in enumerate(zip(got, codes, strict=True)):
         if not torch.allclose(y * KEEP, code) or not bool(((code >= 0) & (code <= 3)).all()):
             seen = f"{name}, elements on rank {rank} are neither dropped nor 1/(1 − p) times as large"
-            return Finding("arguments", False, seen, f"of 1 and 2, one or both dropped, came {y.unique().tolist()[:6]}")
+            some = ", ".join(f"{number:.3g}" for number in y.unique().tolist()[:6])
+            return Finding("arguments", False, seen, f"of 1 and 2, one or both dropped, came {some}")
         for part, kept in (("attention", code % 2), ("MLP", code // 2)):
             share = float(kept.mean())
             if abs(share - KEEP) > 0.1:  # 8 standard deviations of 1,536 elements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from autograde.verdict import numbered
 UNLIKE = ((0, 1, 2), (3,))  # groups of unlike sizes, one of them a rank alone
 PAIRS = ((0, 1), (2, 3))
 APART = ((0, 2), (1, 3, 4))  # ranks that are no neighbours
+REGIONS = 300  # one after the other: as many as a few steps of a large model have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,19 +130,25 @@ def try_regions(solution: Callable, case: Tokens) -> dict:
             torch.rand(group.rank())  # ranks may draw unlike many
         if number < 3:
             outside.append(_drawn())
-    state, again, after = torch.get_rng_state(), [], []
-    for extra in (0, 50):
+    state, again, after, failed = torch.get_rng_state(), [], [], []
+    for split, extra in product((True, False), (0, 50)):
         torch.set_rng_state(state)
-        with solution(group, split=True):
+        with solution(group, split=split):
             again.append(_drawn())
             torch.rand(extra)
         after.append(_drawn())
-    torch.set_rng_state(state)
-    try:
+    for split in (True, False):
+        torch.set_rng_state(state)
+        try:
+            with solution(group, split=split):
+                torch.rand(50)
+                raise KeyError
+        except KeyError:
+            failed.append(_drawn())
+    many = []
+    for _ in range(REGIONS):
         with solution(group, split=True):
-            raise KeyError
-    except KeyError:
-        after.append(_drawn())
+            many.append(_drawn(1))
     own = torch.stack([*drawn[True], *drawn[False], *outside, *after])
     everyone = [torch.empty_like(own) for _ in range(group.size())]
     dist.all_gather(everyone, own, group=group)
@@ -149,15 +157,20 @@ def try_regions(solution: Callable, case: Tokens) -> dict:
         "no number of another rank": len(torch.cat([rows[:3] for rows in everyone]).unique()) == 96 * group.size(),
         "the numbers of the first rank": torch.equal(own[3:6], everyone[0][3:6]),
         "no number twice": len(own[:6].unique()) == 192,
-        "the same again": torch.equal(*again),
+        "no number of many regions twice": len(torch.cat(many).unique()) == REGIONS,
+        "no number of outside": len(own[:9].unique()) == len(own[:6].unique()) + 96,
+        "the same again": torch.equal(*again[:2]) and torch.equal(*again[2:]),
         "the group's outside": torch.equal(own[6:], everyone[0][6:]),
-        "undisturbed": torch.equal(after[0], after[1]),
-        "undisturbed by an error": torch.equal(after[0], after[2]),
+        "undisturbed": torch.equal(*after[:2]),
+        "undisturbed where equal": torch.equal(*after[2:]),
+        "undisturbed by an error": torch.equal(after[0], failed[0]) and torch.equal(after[2], failed[1]),
     }
 
 
-def _drawn() -> Tensor:
-    return torch.rand(32, dtype=torch.float64)
+def _drawn(count: int = 32) -> Tensor:
+    """Numbers of 48 bits, each made of two neighbours: so draws that are shifted against each other have some alike."""
+    drawn = torch.rand(count + 1).double()  # of float32: 24 bits each
+    return drawn[:-1] + drawn[1:] / 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +195,13 @@ def try_sync(solution: Callable, case: Replicated) -> dict:
     parameters = [nn.Parameter(torch.ones(shape, dtype=torch.float64)) for shape in case.shapes]
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
+    views = [None if grad is None else grad.detach() for grad in grads]  # of the same memory, as a bucket's are
     solution(iter(parameters), group)  # like model.parameters(), they can be gone through once
     after = {f"gradient {i}": parameter.grad for i, parameter in enumerate(parameters)}
     kept = {f"the tensor that was gradient {i}": grad for i, grad in enumerate(grads)}
+    seen = {f"a view of what was gradient {i}": view for i, view in enumerate(views)}
     solution([nn.Parameter(torch.ones(2))], group)  # has no gradient: there is nothing to do
-    return {"after": after, "kept": kept, "parameters": [p.detach() for p in parameters]}
+    return {"after": after, "kept": kept, "views": seen, "parameters": [p.detach() for p in parameters]}
 
 
 def _mixed(case: Tokens, what: int, tokens: int) -> Tensor:

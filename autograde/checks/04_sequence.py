@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -156,9 +156,10 @@ class SyncReplicatedGradients(Check):
     def judge(self, case: Replicated, outcomes: list, ledger: Any) -> Iterator[Finding]:
         sums = [case.summed(rank) for rank in range(case.world_size)]
         look = "Others may hold the tensors that .grad was. Where does a sum have to go?"
-        for key, name, hint in (("after", "gradient", ""), ("kept", "the tensor that was gradient", look)):
+        places = {"after": "gradient", "kept": "the tensor that was gradient", "views": "a view of what was gradient"}
+        for key, name in places.items():
             expected = [{f"{name} {i}": total for i, total in enumerate(own)} for own in sums]
-            yield compare_all("gradient", [o[key] for o in outcomes], expected, look=hint)
+            yield compare_all("gradient", [o[key] for o in outcomes], expected, look="" if key == "after" else look)
         ones = [torch.ones(shape, dtype=torch.float64) for shape in case.shapes]
         for i, one in enumerate(ones):
             yield compare("gradient", f"parameter {i}", [o["parameters"][i] for o in outcomes], one, "exact")
@@ -235,10 +236,13 @@ class Selective(Check):
         elsewhere = {name: grad if grad is None else grad + 1 for name, grad in gradient.items()}
         yield from judge_pass(outcomes, (output, elsewhere, drawn))
         size = 8 * (3 + sum(x.numel() for x in inputs.values()))  # three numbers are the check's own
-        yield judge_kept(ledger, [size], "q, k and v may stay. What of the core's own is still there?")
-        alive = outcomes[0]["alive"]
-        if alive:
+        kept = judge_kept(ledger, [size], "q, k and v may stay. What of the core's own is still there?")
+        yield replace(kept, seen="q, k and v, nothing of the core's") if kept.passed else kept
+        if outcomes[0]["alive"]:
             yield Finding("memory", False, "after forward, what the core computed on the way is still in memory")
+        if outcomes[0]["output alive"]:
+            seen = "nobody uses the core's output any more, and it is still in memory"
+            yield Finding("memory", False, seen, look="Who holds it, and does backward need it?")
         once = flops(ledger[0], "forward")
         again = flops(ledger[0], "backward") / once - 2
         seen = f"backward computes the core {again:.3g} times, expected once at most"
@@ -285,7 +289,7 @@ class Sizes(Case):
     layers: tuple[tuple[int, int, int, int, int], ...]
 
     def __str__(self) -> str:
-        return f"{len(self.layers)} layers"
+        return f"one layer in {len(self.layers)} sizes"
 
 
 class ActivationBytes(Check):
@@ -294,7 +298,13 @@ class ActivationBytes(Check):
 
     def cases(self, seed: int, level: str) -> list[Sizes]:
         k = 1 + seed % 7
-        known = ((1, 2048, 12288, 96, 8), (1, 2048, 20480, 128, 8), (4, 512, 1024, 16, 1), (3, 128, 96, 12, 4))
+        known = (
+            (1, 2048, 12288, 96, 8),
+            (1, 2048, 20480, 128, 8),
+            (4, 512, 1024, 16, 1),
+            (3, 128, 96, 12, 4),
+            (2, 96, 80, 10, 5),
+        )
         fresh = ((k, 64 * k, 256, 4, 2), (2, 100, 48 * k, 6, 3))
         return [Sizes(world_size=1, layers=known if level == "visible" else fresh, seed=seed)]
 
@@ -306,11 +316,14 @@ class ActivationBytes(Check):
             for i, sizes in enumerate(case.layers)
         }
         default = solution(*case.layers[0][:4])
-        try:
-            solution(*case.layers[0], recompute="some")
-        except Exception as error:
-            return {"values": values, "default": default, "refused": type(error).__name__}
-        return {"values": values, "default": default, "refused": ""}
+        refused = {}
+        for split in (False, True):
+            try:
+                solution(*case.layers[0], sequence_parallel=split, recompute="some")
+                refused[split] = ""
+            except Exception as error:
+                refused[split] = type(error).__name__
+        return {"values": values, "default": default, "refused": refused}
 
     def judge(self, case: Sizes, outcomes: list, ledger: Any) -> Iterator[Finding]:
         got, table = outcomes[0], {}
@@ -329,9 +342,9 @@ class ActivationBytes(Check):
         b, s, h, a, _ = case.layers[0]
         words = "without t, sequence_parallel and recompute"
         yield _bytes("none", got["default"], s * b * h * 34 + 5 * a * s * s * b, words)
-        refused = got["refused"]
-        seen = f"recompute='some' raises {refused or 'nothing'}"
-        yield Finding("full", refused == "ValueError", seen, "expected a ValueError", error=0.0)
+        for split, refused in got["refused"].items():
+            seen = f"recompute='some' with sequence_parallel={split} raises {refused or 'nothing'}"
+            yield Finding("full", refused == "ValueError", seen, "expected a ValueError", error=0.0)
 
 
 def _bytes(property: str, got: float, wanted: float, words: str) -> Finding:
@@ -342,20 +355,24 @@ def _bytes(property: str, got: float, wanted: float, words: str) -> Finding:
 questions = [
     Question(
         id="04.kept",
-        text="A layer of GPT-3 has h = 12,288 and 96 heads; a micro-batch is one sequence of 2,048 tokens. It is split "
-        "over **8 ranks**, tokens too, the attention core is computed again, and the gathered tokens are gathered "
+        text="A layer of GPT-3 has h = 12,288 and 96 heads. One sequence of **4,096** tokens goes through it, split "
+        "over **4 ranks**, tokens too; the attention core is computed again, and the gathered tokens are gathered "
         "again. How many **MB** does each rank keep of this layer for backward (16-bit numbers)?",
-        answer=106.95,
+        answer=427.8,
         unit="MB",
         tolerance=0.01,
-        why="34 · s·b·h / 8, with s·b·h = 25.2 million",
+        why="34 · s·b·h / 4, with s·b·h = 50.3 million",
         mistakes={
-            358.6: "that is with the scores and probabilities kept: (34 + 80)/8; the core is computed again",
-            327.2: "that is without sequence parallelism: its 10 bytes are split here as well",
-            855.6: "that is what all 8 ranks keep together",
-            50.33: "that is the layer's input alone, 2 bytes a number, as full recomputation keeps it",
-            6.29: "that is a rank's tokens of the input alone, as full recomputation with split tokens keeps it",
-            195.0: "that is with the inputs of the two pairs kept whole: a layer that gathers again keeps 1/8 of them",
+            2441: "that is with the scores and probabilities kept: (34 + 160)/4; the core is computed again",
+            805.3: "that is without sequence parallelism: its 10 bytes are split here as well",
+            1711: "that is what all 4 ranks keep together",
+            100.7: "that is the layer's input alone, 2 bytes a number, as full recomputation keeps it",
+            25.17: "that is a rank's tokens of the input alone, as full recomputation with split tokens keeps it",
+            578.8: "that is with the inputs of the two pairs kept whole: a layer that gathers again keeps 1/4 of them",
+            213.9: "that is for half of the tokens, or for twice as many ranks",
+            106.95: "that is for 2,048 tokens on 8 ranks",
+            4.278e8: "that is in bytes; the answer is in MB",
+            408.0: "that is in MiB, of 2²⁰ bytes; the answer is in MB, of 10⁶",
         },
     ),
     Question(
@@ -424,16 +441,19 @@ questions = [
     Question(
         id="04.flops",
         text="Selective recomputation computes the attention core once more: 4·b·s²·h operations. A layer's whole step "
-        "takes 72·b·s·h² and 12·b·s²·h. By how many **percent** does the step grow for GPT-3 (s = 2,048, h = 12,288)?",
-        answer=0.9009,
+        "takes 72·b·s·h² and 12·b·s²·h. By how many **percent** does the step grow for s = 8,192 and h = 12,288?",
+        answer=3.333,
         unit="percent",
         tolerance=0.04,
-        why="s/(18h) is 0.93%, and 0.90% with the core itself in what it is compared with",
+        why="s/(18h) is 3.70%, and 3.33% with the core itself in what it is compared with",
         mistakes={
-            2.70: "that is the core's share of *one forward*, which the paper states; a step is three forwards long",
-            2.78: "that is s/(6h), the core beside the rest of *one forward*; a step is three forwards long",
+            10: "that is the core's share of *one forward*, as the paper states it; a step is three forwards long",
+            11.1: "that is s/(6h), the core beside the rest of *one forward*; a step is three forwards long",
+            3.704: "that is s/(18h): the step that it is compared with has the core in it as well",
             33.3: "that is full recomputation: the whole forward once more",
-            0.009: "that is the ratio; times 100 it is percent",
+            0.0333: "that is the ratio; times 100 it is percent",
+            4.76: "that is this lesson's small model, where s is as large as h",
+            0.90: "that is for 2,048 tokens, a sixth of h",
             70: "that is what it saves in memory",
         },
     ),
