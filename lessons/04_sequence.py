@@ -18,10 +18,10 @@
 # **What is split**: the tokens, wherever no matrix is. Each of t ranks norms and drops out s/t of the s tokens.
 #
 # **What travels**: what travelled before. An all-reduce is cut in two, a reduce-scatter and an all-gather, with the
-# small work in between: 2(t−1)/t · b·s·h numbers from every rank.
+# small work in between: 2(t−1)/t · b·s·h numbers from every rank, for each pair and each way.
 #
 # **What it buys**: memory. A layer of GPT-3 over 8 ranks keeps 579 MB on each for backward. By the end of this lesson
-# it is 107 MB, for 0.9% more computing and a quarter more to send.
+# it is less than a fifth of that, for hardly more computing; its last bit costs a few more messages.
 #
 # **When it hurts**: what is whole on every rank now sees its tokens only, and what is random must know where it
 # stands.
@@ -67,9 +67,9 @@ world_size = 4  # ranks that share a layer: 2, 3, 4 or 6
 # | inputs of the two pairs of matrices | 4 | **4** |
 # | masks of the two dropouts | 2 | **2** |
 # | inside the pairs: q, k, v, the projection's input; before and after the GELU | 24 | 24/t |
-# | attention core: probabilities, and their dropout | 5as/h | 5as/(ht) |
+# | attention core (scores, softmax and its dropout) | 5as/h | 5as/(ht) |
 #
-# The first three rows do not know t. With 8 ranks they are as large as the whole rest. (For GPT-3 5as/h is 80.)
+# The first three rows do not know t. With 8 ranks of GPT-3, where 5as/h is 80, they are 10 of 23: nearly half.
 #
 # They belong to work that looks at one token at a time: a norm, a dropout, a sum. So each rank does it for its own
 # tokens, s/t of them. At two places the ranks have to meet, and there they met before:
@@ -118,8 +118,9 @@ for t in (1, world_size):
 # Five of the 21 bytes stay, whatever t: the norm's input, what it gives to the MLP, and the mask. (The small rest is
 # the norm's: a mean and a deviation for each token.)
 #
-# Now the same by hand, with tokens split. One trap: torch's collectives put the ranks' pieces one after the other
-# along the *first* dimension, and the tokens are the second. With one sequence you would not notice.
+# Now the same by hand (without the dropout), with tokens split. One trap: torch's collectives put the ranks' pieces
+# one after the other along the *first* dimension, and the tokens are the second. With one sequence you would not
+# notice.
 
 # %%
 from fivefold.runtime.renamed import all_gather_single, reduce_scatter_single
@@ -169,10 +170,10 @@ done.ledger.traffic()
 #
 # ### `gather_tokens`, the function *g*
 #
-# Stands where x enters a pair. Forward gives every rank all tokens. Then each uses them with its own part of the
-# matrices. Backward therefore gets, on every rank, this rank's part of the gradient of *all* tokens; hand back the
-# whole gradient of this rank's tokens. One all-gather forward, one reduce-scatter backward. The two functions above
-# may be used.
+# It stands where x enters a pair (in Korthikanti et al. 2022, figure 5, as *g*). Forward gives every rank all tokens.
+# Then each uses them with its own part of the matrices. Backward therefore gets, on every rank, this rank's part of
+# the gradient of *all* tokens; hand back the whole gradient of this rank's tokens. One all-gather forward, one
+# reduce-scatter backward. The two functions above may be used.
 #
 # *Checked*: the output, the gradient, the traffic; with several sequences, and in groups that are not the whole
 # world.
@@ -232,12 +233,12 @@ now.ledger.traffic()
 #
 # A dropout's mask is random, and the ranks' masks must fit together:
 #
-# - where each holds **pieces**, of tokens or of heads: **different** masks, or rank 1's tokens lose the same features
-#   as rank 0's, in every step of training;
+# - where each holds **pieces**: **different** masks, or rank 1's tokens lose the same features as rank 0's, in every
+#   step of training;
 # - where all hold **the same**, as after an all-reduce: **equal** masks, or the copies are copies no more.
 #
-# Nobody may need a message for that. What the ranks have in common is torch's random state: it is equal on all of
-# them, and must be so again when a region is left. Both mistakes were made in earnest: Megatron-LM #206 and #1256.
+# No message may be needed for that. What the ranks have in common is torch's random state: it is equal on all of
+# them, and must be so again when a region is left. Both mistakes were made in earnest: Megatron-LM #1256 and #206.
 #
 # Write a context manager. `torch.random.fork_rng([])` puts the random state back when it is left;
 # `torch.manual_seed(number)` sets it. (The empty list says: no GPUs.)
@@ -278,10 +279,10 @@ for split, words in ((True, "0.9² + 0.1² = 82.0%"), (False, "100%")):
 # ### `Block`
 #
 # Put a layer together: x + attention(norm(x)), then the same with the MLP, with a dropout on what each of the two
-# gives. `attention` and `mlp` come ready made, with your exchanges in them: the block itself sends nothing, and x is
-# (b, s/t, h) from end to end. `split` is False where the block is used without sequence parallelism; it is for the
-# dropouts to know. What comes after x, such as positions, is handed on to the attention. `block.eval()` switches
-# dropout off.
+# gives. `attention(x, *context)` and `mlp(x)` are the parts; `attention_norm` and `mlp_norm` stand before them. Your
+# exchanges are in the parts: the block itself sends nothing, and x is (b, s/t, h) from end to end. `split` is False
+# where the block is used without sequence parallelism; it is for the dropouts to know. All that comes after x, such as
+# a rotation of positions, is handed on to the attention. `block.eval()` switches dropout off.
 #
 # *Checked*: output, gradients, traffic (2 + 2 exchanges each way), what is kept outside the pairs, the masks.
 
@@ -392,14 +393,14 @@ for words, results in (("summed", together), ("not summed", without)):
     print(f"{words}: the last norm's weights on ranks 0 and {world_size - 1} differ by at most {apart:.0e}")
 
 # %% [markdown]
-# Without the sum the first loss is right, and the loss goes on falling. Only the copies are copies no more.
+# Look at the last two lines: the losses alone would not have told you.
 #
 # ### What is still whole
 #
 # Count again what a rank keeps. The norms' inputs and the masks are split now. But the first layer of a pair still
 # keeps *its* input, and that is what `gather_tokens` made: all tokens. With two pairs, 4 of the 10 bytes are as they
 # were. The library's `RegatheringColumnLinear` keeps the rank's own tokens instead, and gathers them once more in
-# backward. Only with it is everything split, sbh(34 + 5as/h)/t; with `gather_tokens` alone a rank keeps 4sbh(1 − 1/t)
+# backward. Everything is split only with it, sbh(34 + 5as/h)/t; with `gather_tokens` alone a rank keeps 4sbh(1 − 1/t)
 # more than that. The price is one all-gather in each pair. (It returns in *Find the bug*.)
 #
 # What is left is the largest part, the attention core: scores and probabilities, s numbers for each token and head.
@@ -410,14 +411,15 @@ for words, results in (("summed", together), ("not summed", without)):
 # Takes an attention core, and returns one that does the same and keeps q, k and v only. Forward runs the core and
 # lets everything inside it go. Backward runs it again from q, k and v, and then backwards. The dropout in it must
 # draw the same mask, so the second run starts from the random state of the first; what others draw is not disturbed.
-# Write the autograd function's two methods, and the function that uses it. One run more in backward, not three.
+# Write the autograd function's two methods, and the function that uses it. One run more in backward, not three (one
+# for each of q, k, v).
 #
 # *Checked*: output, gradients, random numbers afterwards, memory (q, k, v and nothing of the core's), operations.
 #
 # <details><summary>Hint: forward</summary>
 #
 # Inside `forward` of an autograd function no graph is built, so the core leaves nothing behind. Keep on `ctx` what is
-# needed: tensors with `ctx.save_for_backward`, and `torch.get_rng_state()` as it is *before* the core runs.
+# needed: tensors with `ctx.save_for_backward`, and `torch.get_rng_state()`, which moves on with each number drawn.
 # (`get_device_states` and `set_device_states`, imported above, do the same for GPUs. You can leave them out.)
 # </details>
 #
@@ -571,7 +573,8 @@ plots.timeline(timed["tokens split"])
 
 # %% [markdown]
 # **A real model.** Outlined is tensor parallelism alone. Begin with 8 ranks of GPT-3 and press *split*, then
-# *gathered again*, then *selective*. Then take 32,768 tokens: what is left to save now?
+# *gathered again*, then *selective*. Then take 32,768 tokens: what is left to save now? (The core is gone. The other 34
+# bytes grow with the tokens, and *full* takes most of those away as well. Lesson 05 has another way.)
 
 # %%
 from fivefold import widgets
@@ -584,8 +587,7 @@ widgets.activation_memory(t=8)
 # ### The layer that gathers again
 #
 # This is how somebody wrote `RegatheringColumnLinear`. It keeps 1/t of its input. Its output is right, and the
-# gradient that it hands back is right. It even sends less than you were told: one all-gather, and not two. And it
-# trains.
+# gradient that it hands back is right. And it trains.
 
 # %% exercise="sequence.RegatheringColumnLinear" bug="own_tokens_only"
 from fivefold.sequence import RegatheringColumnLinear
@@ -594,8 +596,8 @@ from fivefold.sequence import RegatheringColumnLinear
 # On one rank, and on several:
 
 # %%
-again = partial(train, 40, sync, Column=RegatheringColumnLinear)
-results = [run(again, ranks).results[0][0] for ranks in (1, world_size)]
+regathered = partial(train, 40, sync, Column=RegatheringColumnLinear)
+results = [run(regathered, ranks).results[0][0] for ranks in (1, world_size)]
 print(f"\nstep   1 rank   {world_size} ranks")
 for step in (0, 1, 10, 39):
     print(f"{step:4} {results[0][step]:8.4f} {results[1][step]:9.4f}")
@@ -606,8 +608,8 @@ for step in (0, 1, 10, 39):
 #
 # <details><summary>Hint: how to look</summary>
 #
-# Take s = 4, t = 2 and one weight w, which is on rank 0 alone. Which of the four tokens did w work for in forward?
-# Which of them are in its gradient?
+# It sends less than you were told: one all-gather, and not two. Take s = 4, t = 2 and one weight w, which is on rank
+# 0 alone. Which of the four tokens did w work for in forward? Which of them are in its gradient?
 # </details>
 
 # %% check="sequence.RegatheringColumnLinear"
@@ -617,7 +619,7 @@ check("sequence.RegatheringColumnLinear", RegatheringColumnLinear)
 # ### The layer that is computed again
 #
 # `full` takes any block and computes it again in backward: all of it, its communication too. This one, written by
-# hand, remembers the random state like your `selective`. It keeps the input alone, and its output is right to the
+# hand, remembers a random state, as your `selective` does. It keeps the input alone, and its output is right to the
 # last bit.
 
 # %% exercise="recompute.full" bug="state_taken_too_late"
@@ -730,7 +732,7 @@ for way in ("all kept", "checkpoint", "yours"):
 # Set each answer, and run the cell below it. A wrong answer is explained, and you can answer again.
 
 # %% question="04.kept"
-kept_answer = 34 * 2048 * 12288 / 8 / 1e6
+kept_answer = 34 * 4096 * 12288 / 4 / 1e6
 
 # %% check="04.kept"
 check("04.kept", kept_answer)
@@ -754,7 +756,7 @@ masks_answer = "c"
 check("04.masks", masks_answer)
 
 # %% question="04.flops"
-flops_answer = 100 * 4 * 2048 / (72 * 12288 + 12 * 2048)
+flops_answer = 100 * 4 * 8192 / (72 * 12288 + 12 * 8192)
 
 # %% check="04.flops"
 check("04.flops", flops_answer)

@@ -95,8 +95,8 @@ def region_rng(group: dist.ProcessGroup, split: bool) -> Iterator[None]:
         with region_rng(group, split=True):
             mask = torch.rand(x.shape) < 0.9
 
-    `split`: whether the ranks of `group` hold different pieces there, of tokens or of heads. Then their random numbers
-    differ; where all hold the same values they are equal. Torch's random state must be equal on all ranks of the group
+    `split`: whether the ranks of `group` hold different pieces there. Then their random numbers differ; where all hold
+    the same values they are equal. Torch's random state must be equal on all ranks of the group
     at entry, and so it is again at exit. The region's seed is one random integer drawn from that state: so each
     region, and each pass through it, has numbers of its own, and who restores the state outside, as recomputation
     does, gets the same numbers inside (Korthikanti et al. 2022, section 4.2; Megatron-LM's random states).
@@ -138,7 +138,8 @@ class Block(nn.Module):
         p: float = 0.0,
         split: bool = True,
     ):
-        """`attention(x, *context)` and `mlp(x)` are the parts, each with its norm; `p` is the probability of dropout.
+        """`attention(x, *context)` and `mlp(x)` are the parts, `attention_norm` and `mlp_norm` stand before them; `p`
+        is the probability of dropout.
 
         `split` says whether x holds this rank's tokens, with a mask of its own, or all tokens, as in tensor parallelism
         alone, with the same mask on all ranks of `group`.
@@ -149,7 +150,7 @@ class Block(nn.Module):
         self.group, self.p, self.split_tokens = group, p, split
 
     def forward(self, x: Tensor, *context: object) -> Tensor:
-        """x (b, s/t, h) -> (b, s/t, h); `context`, such as a rotation, is handed on to the attention."""
+        """x (b, s/t, h) -> (b, s/t, h); `context`, such as a rotation of positions, is handed on to the attention."""
         p = self.p if self.training else 0.0
         y = self.attention(self.attention_norm(x), *context)
         x = x + dropout(y, p, self.group, self.split_tokens)

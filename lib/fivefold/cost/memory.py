@@ -21,14 +21,12 @@ def zero_bytes(parameters: float, ranks: int, stage: int, optimizer_bytes: float
 def activation_bytes(
     b: int, s: int, h: int, a: int, t: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> float:
-    """Bytes of activations that a rank keeps for the backward of one transformer layer and one micro-batch.
+    """Bytes of activations that a rank keeps for the backward of one transformer layer and b sequences.
 
-    16-bit activations, dropout masks of one byte, an MLP four times as wide as h. With `recompute`
-    - "none": sbh(10 + 24/t + 5as/(ht)); the 10 are the LayerNorms and dropouts, which TP does not split;
-    - "selective": the same without 5as/(ht), the scores, the softmax and its dropout, which are computed again;
-    - "full": 2sbh, the layer's input alone.
-    With `sequence_parallel` the 10 are split as well: sbh/t·(34 + 5as/h), and 34sbh/t with "selective"; "full" stays.
-    Raises ValueError for another `recompute` (Korthikanti et al. 2022, table 2).
+    b sequences of s tokens, h features, a heads, t ranks of tensor parallelism; 16-bit activations, dropout masks of
+    one byte, an MLP four times as wide as h. `recompute` says what backward computes again: "none"; "selective", the
+    attention core; "full", all of the layer, of which the whole input alone is kept. With `sequence_parallel`
+    everything else is split by t. Raises ValueError for another `recompute` (Korthikanti et al. 2022, table 2).
     """
     if recompute not in ("none", "selective", "full"):
         raise ValueError(f"recompute cannot be {recompute!r}: choose none, selective or full")
