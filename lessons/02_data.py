@@ -201,12 +201,13 @@ print("first:", ", ".join(order[:3]), "\nlast: ", ", ".join(order[-3:]))
 #
 # ### `make_buckets`
 #
-# Few messages, large enough, and filled in the order in which backward will need them: back to front.
+# Few messages, large enough, and filled in the order in which backward finishes their gradients: back to front.
 #
 # - **In**: parameters (maybe a generator, which can be gone through once), and a limit in bytes (`p.nbytes` are one's).
 # - **Out**: a list of lists. The last parameter comes first. A bucket takes the next one while it stays within the
 #   limit, and is of one dtype; a parameter larger than the limit has a bucket of its own.
-# - **Left out**: what needs no gradient (`p.requires_grad`), and the second time of a shared parameter.
+# - **Left out**: what needs no gradient (`p.requires_grad`), with its bytes; a shared parameter's second place. Which
+#   is second is said by the order in which they are given; then they are reversed.
 # - **Checked**: order, sizes, dtypes and what is left out.
 #
 # <details><summary>Hint: each parameter once</summary>
@@ -233,11 +234,11 @@ print([sum(p.nbytes for p in bucket) for bucket in buckets], "bytes in", len(buc
 #
 # - **Given**: `start_in_order(buckets, start)` hangs hooks on the parameters. It calls your `start(0)`, `start(1)`, …
 #   in this order, each as soon as backward allows; what it returns starts the rest. `take_gradients(bucket)` moves a
-#   bucket's gradients into one flat tensor.
+#   bucket's gradients into one flat tensor; each `p.grad` is None afterwards.
 # - **Start**: one all-reduce of the flat tensor, with `async_op=True`. It returns at once, with a *work*; its `wait()`
 #   ends it.
 # - **Finish**: start the rest, wait for all, and give each parameter its part of the sum as `p.grad`, in its shape.
-# - **Checked**: gradients, in groups of some ranks, with layers that some do not use, and a second time; one
+# - **Checked**: gradients, in groups of some ranks, with layers that some do not use, and in a second backward; one
 #   all-reduce a bucket; **overlap**: replayed where an all-reduce takes as long as one layer's backward, only the last
 #   one may be exposed.
 #
@@ -281,17 +282,18 @@ plots.timeline(early, title=title)
 # A rank's sequences may not fit into memory at once. So it takes them in micro-batches, one backward each, and PyTorch
 # adds up the gradients in `p.grad`.
 #
-# - **In**: `loss_sum(micro_batch)` runs forward, and gives the *sum* of the losses and the number of tokens, another
-#   one each time, also 0. Ranks may have unlike many micro-batches, at least one.
-# - **Out**: the mean loss over all tokens of all ranks; its gradient is in `p.grad`.
+# - **In**: `loss_sum(micro_batch)` runs forward, and gives the *sum* of the losses and the number of tokens, which may
+#   differ each time and may be 0 (call backward there all the same). Ranks may have different numbers of micro-batches,
+#   and use different layers; each has at least one.
+# - **Out**: the mean loss over all tokens of all ranks, without a graph; its gradient is in `p.grad`.
 # - **Travels**: nothing before the last micro-batch. There the buckets, by `sync_gradients`, while backward goes on;
-#   then one small all-reduce, of the sums of losses and tokens together (in float64).
+#   after `finish()` one small all-reduce, of the sums of losses and tokens together (in float64).
 # - **Checked**: loss, gradients, a second step; what travels, and when.
 #
 # <details><summary>Hint: what to divide, and when</summary>
 #
-# A mean of means weighs a token by the company it keeps. Add up sums, of losses, of gradients and of tokens, and divide
-# once, at the very end.
+# Three tokens of loss 1 and one token of loss 5: the mean of all four is 8/4 = 2, the mean of the two means is 3. Add
+# up sums, of losses, of gradients and of tokens, and divide once, at the very end.
 # </details>
 
 # %% exercise="data.accumulate"
@@ -323,7 +325,8 @@ check("zero.partition", partition)
 # | --- | --- |
 # | `parameters`, `group` | the bucket, and the ranks that share it |
 # | `full` (n·length) | the bucket's values and the padding; the parameters are views of it |
-# | `length`, `piece` (length) | the elements of a piece, with padding; this rank's piece of `full` |
+# | `length`, `piece` (length) | the elements of a piece, with padding; this rank's piece of `full`, a view |
+# | `own`, `padding` | the range of the bucket's elements in this rank's piece; the zeros at the end of `full` |
 # | `gradient` (length), or None | the sum over ranks of the piece's gradient |
 # | `take_gradients()` | moves all of the bucket's gradients into one tensor (n·length) |
 # | `add_gradient(piece)` | adds to `gradient` |
@@ -365,9 +368,10 @@ check("zero.step1", step1)
 #
 # As `sync_gradients`, for shards: called before backward, returns what is to be called after it.
 #
-# - **Start** (`start_in_order`, on the shards' parameters): take a shard's gradients, begin a reduce-scatter of them.
-# - **Wait** for it when the *next* one is about to start, so that one bucket of whole gradients travels at most; then
-#   `add_gradient`. Finish starts the rest, and waits for the last.
+# - **Start** (`start_in_order`, on the shards' parameters): take a shard's gradients, begin a reduce-scatter of them:
+#   `reduce_scatter_single(piece, full, group=…, async_op=True)` returns a work, as `all_reduce` does.
+# - **Wait** for it when the *next* one is about to start, before its gradients are taken, so that one bucket of whole
+#   gradients travels at most; then `add_gradient`. Finish starts the rest, and waits for the last.
 # - With several micro-batches each backward gets its own call, and pieces add up. Called without a backward in between,
 #   it reduces what is there.
 # - **Checked**: pieces, traffic, **overlap** as before, **memory**: the pieces and two whole buckets at the peak.
@@ -389,13 +393,15 @@ check("zero.reduce_gradients", reduce_gradients)
 #
 # A module has its parameters only while it runs. Register hooks that see to it; return nothing.
 #
+# In stage 3 `piece` is a tensor of its own, which stays.
+#
 # - **Before forward** (`module.register_forward_pre_hook`): `allocate`, all-gather the pieces into `shard.full`.
 # - **After forward** (`module.register_forward_hook`): `release`. If the output needs a gradient, its `register_hook`
 #   tells when that has been computed: the module's backward is next. Gather again there.
 # - **In backward**: `release` when the last of the shard's parameters has its gradient
 #   (`p.register_post_accumulate_grad_hook`).
-# - **Checked**: outputs and gradients, also after a step that changes the pieces, and without gradients; **traffic**:
-#   one all-gather forward, one backward; **memory**: nothing is whole before, between and after.
+# - **Checked**: outputs and gradients, also after a step, and where a backward leaves a parameter out; **traffic**: one
+#   all-gather forward, one backward; **memory**: nothing is whole before, between and after.
 #
 # <details><summary>Hint: which gradients are still missing</summary>
 #
@@ -467,7 +473,7 @@ def weights(model: nn.Module, shards: list[Shard]) -> list[Tensor]:
     """All of them, also where they are released."""
     for shard in shards:
         shard.allocate()
-        all_gather_single(shard.full, shard.piece.clone(), group=shard.group)
+        all_gather_single(shard.full, shard.piece, group=shard.group)
     return [p.detach().clone() for p in model.parameters()]
 
 
@@ -553,7 +559,8 @@ for stage in range(4):
 #
 # The paper's table: what a rank keeps for Ψ parameters on N ranks, in each stage. Activations are not in it.
 #
-# - Half-precision parameters and gradients have 2 bytes each; `optimizer_bytes` (K) are the optimizer's.
+# - Half-precision parameters and gradients have 2 bytes each; `optimizer_bytes` (K) are the optimizer's. Shares are
+#   averages over the ranks: nothing is rounded.
 # - Another stage than 0, 1, 2, 3 is a `ValueError`.
 # - **Checked**: each stage, for several Ψ, N and K.
 
@@ -579,7 +586,7 @@ for stage in range(4):
 # What data parallelism alone cannot get past, with any stage of ZeRO:
 #
 # - **Activations** are not split: a rank keeps those of one whole sequence at least.
-# - **The batch** is one sequence a rank at least. A batch of fewer than `ranks` sequences is a `ValueError`.
+# - **The batch** is one sequence a rank at least. A batch of fewer than `ranks` is a `ValueError`.
 # - **The sync** grows against the work. A ring all-reduce of 2 bytes a parameter takes 2(n−1) rounds, of a message of
 #   1/n each: α + β · (2Ψ/n) seconds a round. A rank computes batch/n sequences. Give the first over the second.
 # - **Out**: a `DataParallelLimits` with these three, in this order.
@@ -622,8 +629,9 @@ plots.traffic_by_axis(ledgers[3], formulas)
 
 # %% [markdown]
 # **The memory**: at its peak, beside your `zero_bytes`. What sticks out is what is whole for a moment. Stages 0 and 1
-# take a bucket's gradients out of `p.grad`; stages 2 and 3 have a bucket that travels and one that backward is making;
-# stage 3 has a module or two that are gathered. In this small model one of five modules is a large part; in a large
+# take a bucket's gradients out of `p.grad` (in stage 0, over a group of one rank, the "piece" of it is a whole bucket
+# more); stages 2 and 3 have a bucket that travels and one that backward is making; stage 3 has a module or two that are
+# gathered. In this small model one of five modules is a large part; in a large
 # model a bucket is nothing.
 
 # %%
@@ -692,8 +700,8 @@ plots.data_parallel_limits(ranks, states, *columns, sequences_a_step, 80e9, titl
 #
 # ### The buckets that start in order
 #
-# This is how somebody wrote `start_in_order`. It starts each bucket at the earliest moment there is. Every test on one
-# process passes, and every model whose layers run in the same order everywhere is trained right.
+# This is how somebody wrote `start_in_order`. It starts each bucket at the earliest moment there is. Every model whose
+# layers run in the same order on all ranks is trained right.
 
 # %% exercise="data.start_in_order" bug="as_they_come"
 from fivefold.data import start_in_order
@@ -784,7 +792,7 @@ def two_micro_batches(take_gradients: Callable, number: int) -> float:
     return clip([shard.gradient for shard in shards], 1e9, dp).item()
 
 
-whole, norms = make_model(), []
+whole = make_model()
 for number in (1, 2):
     loss_of(whole, number - 1, 0, 1).backward()
     norm = torch.cat([p.grad.flatten() for p in whole.parameters()]).norm().item()
@@ -809,7 +817,7 @@ check("data.take_gradients", take_gradients)
 #
 # PyTorch has all of this: `DistributedDataParallel` (buckets and overlap), `ZeroRedundancyOptimizer` (stage 1), and
 # `fully_shard`, known as FSDP2 (stage 3). Each averages gradients over ranks where your functions sum, so the loss is
-# taken n times. Five steps; the weights have to be those of your stages.
+# taken n times. Five steps; the weights have to be those of the stages above, with what you wrote in them.
 
 
 # %%
@@ -845,7 +853,7 @@ reduce = mine("zero.reduce_gradients", reduce_gradients)
 print()
 for tool, stage in (("DDP", 0), ("ZeroRedundancyOptimizer", 1), ("FSDP2", 3)):
     theirs, yours = run(with_torch, world_size, tool, 5).results[0], run(train, world_size, stage, 5).results[0]
-    print(f"{tool:24} and your stage {stage} differ by at most {farthest(yours, theirs):.0e}")
+    print(f"{tool:24} and stage {stage} differ by at most {farthest(yours, theirs):.0e}")
     assert farthest(yours, theirs) < TOLERANCE
 
 # %% [markdown]

@@ -25,8 +25,8 @@ def make_buckets(parameters: Iterable[Parameter], bucket_bytes: float) -> list[l
     That is the reverse of the order in which they are registered, which all ranks share: not the order in which
     gradients arrive, which need not be the same everywhere. A bucket takes the next parameter as long as it stays
     within `bucket_bytes` and is of the same dtype; one that is larger by itself has a bucket of its own. A parameter
-    that appears twice is taken where it appears first; one without requires_grad is left out. Returns a list of
-    buckets, each a list of parameters; none where there are no parameters.
+    that appears twice is taken where it is given first; one without requires_grad is left out and not counted. Returns
+    a list of buckets, each a list of parameters; none where there are no parameters.
     """
     buckets: list[list[Parameter]] = []
     size = 0
@@ -123,11 +123,12 @@ def accumulate(
     loss_sum(micro_batch) runs forward: it answers with the sum of the losses of the micro-batch's tokens, and with how
     many there are, which may be another number each time, also 0. micro_batches: at least one, and each rank may have
     another number of them. Gradients are None or zero before; afterwards each `p.grad` of `buckets` is that of the mean
-    loss, equal on all ranks. Returns the mean loss.
+    loss, equal on all ranks. Returns the mean loss, without a graph.
 
     A mean of the micro-batches' means would weigh a token by the company it keeps. So sums are added up, of losses, of
     gradients and of tokens, and divided once, at the end. Gradients are summed over ranks in the last micro-batch only,
-    by `sync_gradients` while its backward goes on; sums of losses and tokens take one small all-reduce.
+    by `sync_gradients` while its backward goes on; then sums of losses and tokens take one small all-reduce. Ranks may
+    use different layers, and start their buckets at different moments, but all call the collectives in one order.
     """
     totals = torch.zeros(2, dtype=torch.float64, device=buckets[0][0].device)  # loss, tokens
     for number, micro_batch in enumerate(micro_batches, start=1):

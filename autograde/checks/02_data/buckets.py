@@ -54,13 +54,14 @@ class MakeBuckets(Check):
     points = {"order": 1, "size": 1, "kind": 1}
 
     def cases(self, seed: int, level: str) -> list[Parameters]:
-        plain, kinds = ("order", "size"), ("kind",)
+        plain, kinds = ("order", "size"), ("kind", "size")
         if level == "visible":
             plans = [
                 ((2, 3, 1, 4, 2), 20, plain, {}),
                 ((1, 30, 2, 0, 3, 25), 40, plain, {}),
                 ((), 100, plain, {}),
                 ((3, 2, 2, 5, 1, 4), 1000, kinds, {"wide": (2, 3), "frozen": (4,), "repeated": (1, 3)}),
+                ((2, 1, 3, 1, 3, 3, 4), 30, kinds, {"wide": (1, 2), "frozen": (5,)}),
             ]
         else:
             k = 1 + seed % 5
@@ -70,6 +71,7 @@ class MakeBuckets(Check):
                 ((k, k, k), 0, plain, {}),
                 ((k, 2, 6, 3), 64, kinds, {"wide": (0, 3), "frozen": (1,), "repeated": (0, 0)}),
                 ((4, k), 64, kinds, {"frozen": (0, 1)}),
+                ((k, 1, k, 9, 2, k), 12 * k, kinds, {"wide": (1, 2), "frozen": (3,)}),
             ]
         return [
             Parameters(world_size=1, elements=elements, limit=limit, properties=names, **more)
@@ -87,8 +89,11 @@ class MakeBuckets(Check):
     def judge(self, case: Parameters, outcomes: list, ledger: Any) -> Iterator[Finding]:
         buckets = outcomes[0]["buckets"]
         flat, wanted = [i for bucket in buckets for i in bucket], case.expected()
-        if case.properties == ("kind",):
-            yield self._kind(case, buckets, flat, wanted)
+        if "kind" in case.properties:
+            kind = self._kind(case, buckets, flat, wanted)
+            yield kind
+            if kind.passed:
+                yield self._size(case, buckets)
             return
         seen = f"parameters {flat}, expected {wanted}" if flat != wanted else "from back to front, each once"
         yield Finding("order", flat == wanted, seen, error=0.0)
@@ -104,8 +109,8 @@ class MakeBuckets(Check):
             if size > case.limit and len(bucket) > 1:
                 return Finding("size", False, f"bucket {place} has {size} B in {len(bucket)} parameters",
                                f"expected {case.limit:g} B at most")  # fmt: skip
-            first = case.sizes[bucket[0]]
-            if place and filled[place - 1] + first <= case.limit:
+            first, alike = case.sizes[bucket[0]], len({i in case.wide for i in (bucket[0], *buckets[place - 1])}) == 1
+            if place and alike and filled[place - 1] + first <= case.limit:
                 seen = f"bucket {place - 1} has {filled[place - 1]} B, and had room for the next parameter of {first} B"
                 return Finding("size", False, seen, f"expected it to be filled up to {case.limit:g} B")
         return Finding("size", True, f"{numbered(len(buckets), 'bucket')}, as full as they may be", error=0.0)
@@ -247,20 +252,21 @@ class StartInOrder(Check):
                 at[int(number)] = when
         for i in range(len(case.buckets)):
             if i in at and i not in wanted:
-                return Finding("early", False, f"bucket {i} is started in backward, expected in finish",
-                               "one of its parameters, or of those before it, had no gradient yet")  # fmt: skip
+                seen = f"bucket {i} is started in backward, expected in finish"
+                return Finding("early", False, seen, "too early: a parameter of it, or before it, had no gradient")
             if i in wanted and i not in at:
                 return Finding("early", False, f"bucket {i} is not started in backward",
                                f"it could be when layer {wanted[i]} had its gradient")  # fmt: skip
             if i in wanted and at[i] != wanted[i]:
+                early = [k for k in range(i) if k not in list(at)[: list(at).index(i)]][:1]
+                early = "".join(f"too early: bucket {k} had not been started; " for k in early)
                 return Finding("early", False, f"bucket {i} is started after the gradient of layer {at[i]}",
-                               f"expected right after that of layer {wanted[i]}")  # fmt: skip
+                               f"{early}expected right after that of layer {wanted[i]}")  # fmt: skip
         layers = case.layers()
         for _ in range(case.passes):
             case.forward(layers).backward()
         for i in wanted:
             whole = [layers[k].weight.grad for k in case.buckets[i]]
-            found = compare("early", f"the gradient of bucket {i} at its start", [taken.get(i)], [whole])
             for got, one in zip(taken.get(i, ()), whole, strict=False):
                 found = compare("early", f"a gradient of bucket {i} at its start", [got], [one])
                 if not found.passed:
@@ -328,9 +334,8 @@ class TakeGradients(Check):
 
     def judge(self, case: Bucket, outcomes: list, ledger: Any) -> Iterator[Finding]:
         flats, freed = outcomes[0]["flat"], outcomes[0]["freed"]
-        ones = named_ones(case)
         yield compare("values", "the flat tensor", [flats[0]], [case.flat(0)], "exact")
-        yield compare_all("values", [named_ones(case, outcomes[0]["parameters"])], [ones], "exact")
+        yield compare_all("values", [named_ones(case, outcomes[0]["parameters"])], [named_ones(case)], "exact")
         left = [i for i, gone in enumerate(freed[0]) if not gone]
         look = "A whole gradient that stays in p.grad is memory that stage 2 set out to save. Who still needs it?"
         seen = f"parameter {left[0]} still has its gradient" if left else "no parameter has a gradient afterwards"

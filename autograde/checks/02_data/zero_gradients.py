@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from autograde.among import APART, FIVE, FOUR, UNEQUAL, Among
 from autograde.check import Check
 from autograde.compare import compare, compare_all
-from autograde.messages import entries_here
+from autograde.messages import entries_here, unwaited
 from autograde.replicas import (
     DEEP,
     NUMBER,
@@ -64,13 +65,14 @@ class ReduceGradients(Check):
 
         if case.kind == "deep":
             first = len(entries_here())
-            with measured() as held:
+            with measured() as held, _watched(shards) as taken:
                 finish = solution(shards)
                 case.loss(model, rank).backward()
                 waits = sum(isinstance(entry, Wait) for entry in entries_here()[first:])
                 finish()
             note("the gradient")
-            return {"pieces": found, "held": held, "waits in backward": waits}
+            early = _early(first, taken)  # what is held then, at the peak, is chance
+            return {"pieces": found, "held": {} if early else held, "waits in backward": waits, "early": early}
         for step in (0, 1):
             finish = solution(shards)
             case.loss(model, rank, step).backward()
@@ -114,7 +116,14 @@ class ReduceGradients(Check):
 
     @staticmethod
     def _memory(case: Replicas, outcomes: list) -> Finding:
-        """The pieces, and two buckets of whole gradients: one that travels and one that backward makes."""
+        """The pieces, and two buckets of whole gradients: one that travels and one that backward makes.
+
+        What the meter sees at the peak depends on what is freed when; so the order of waits is judged as well.
+        """
+        for rank, outcome in enumerate(outcomes):
+            if outcome["early"]:
+                look = "How many buckets of whole gradients does a rank hold then, with the one that still travels?"
+                return Finding("memory", False, f"on rank {rank} {outcome['early']}", look=look)
         bucket, n = NUMBER * WIDTH * WIDTH, case.world_size
         limit = DEEP * NUMBER * -(-WIDTH * WIDTH // n) + 2 * bucket + 2 * n * NUMBER
         for rank, outcome in enumerate(outcomes):
@@ -126,6 +135,37 @@ class ReduceGradients(Check):
                 return Finding("memory", False, seen, wanted, look)
         whole = f"of {size_in_words(DEEP * bucket)}"
         return Finding("memory", True, f"{size_in_words(outcomes[0]['held']['gradients'])} {whole} at the peak")
+
+
+@contextmanager
+def _watched(shards: list[Shard]) -> Iterator[dict[int, int]]:
+    """For each shard: how many entries the ledger had when its gradients were taken, where the shard was asked."""
+    taken: dict[int, int] = {}
+
+    def watch(i: int, take: Any) -> Any:
+        def noted() -> Tensor:
+            taken[i] = len(entries_here())
+            return take()
+
+        return noted
+
+    for i, shard in enumerate(shards):
+        shard.take_gradients = watch(i, shard.take_gradients)
+    yield taken
+    for shard in shards:
+        del shard.take_gradients
+
+
+def _early(first: int, taken: dict[int, int]) -> str:
+    """What was done before the reduce-scatter on its way had been waited for; empty if nothing was."""
+    entries = entries_here()
+    for i, place in taken.items():
+        if unwaited(entries[first:place]):
+            return f"the gradients of shard {i} are taken while a reduce-scatter travels that nobody has waited for"
+    for place in range(first, len(entries)):
+        if getattr(entries[place], "op", "") == "reduce_scatter" and unwaited(entries[first:place]):
+            return "a reduce-scatter starts while another one travels that nobody has waited for"
+    return ""
 
 
 def _pieces(case: Replicas, rank: int, steps: tuple[int, ...], words: str) -> dict[str, Tensor]:
@@ -152,7 +192,7 @@ class Norms(Among):
 
     def __str__(self) -> str:
         sizes = " · ".join(" ".join(map(str, sizes)) for sizes in self.own)
-        return f"{super().__str__()}, pieces of {sizes}, limit {self.limit:g} of the norm"
+        return f"{super().__str__()}, pieces of {sizes} per rank, limit {self.limit:g} of the norm"
 
     def gradients(self, rank: int) -> list[Tensor]:
         group, number = self.place(rank)
@@ -213,6 +253,10 @@ class ClipGradNorm(Check):
         ranks = range(case.world_size)
         norms = [torch.tensor(case.norm(rank), dtype=torch.float64) for rank in ranks]
         look = "A gradient that several ranks hold counts once." if case.paired else "Do norms add up, or squares?"
+        if not all(isinstance(o["norm"], Tensor) for o in outcomes):
+            look = "The norm is to be a scalar tensor, in float64."
+        elif not case.paired and case.limit < 1:
+            look += " And is it the norm of before, or of what was scaled?"
         yield compare("norm", "the norm", [o["norm"] for o in outcomes], norms, look=look)
         expected = []
         for rank in ranks:

@@ -25,37 +25,43 @@ MOVED = 0.25  # what a step adds to every weight
 
 
 class Unit(nn.Module):
-    """Two matrices of unlike sizes and a norm; notes which shards are gathered while its forward runs."""
+    """Two matrices of unlike sizes and a norm; notes which shards are gathered while its forward runs.
 
-    def __init__(self, width: int, inner: int, unused: bool):
+    The norm is the first to run and the last to get its gradient, but neither the first nor the last to be registered.
+    With `spare` there is a parameter more, which only scales the output where `scales`.
+    """
+
+    def __init__(self, width: int, inner: int, spare: bool):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, inner), nn.Linear(inner, width)
-        self.spare = nn.Parameter(torch.ones(2)) if unused else None
+        self.up, self.norm, self.down = nn.Linear(width, inner), nn.LayerNorm(width), nn.Linear(inner, width)
+        self.spare = nn.Parameter(torch.linspace(0.5, 1.5, width)) if spare else None
+        self.scales = False
         self.shards: list[Shard] = []
         self.seen: list[list[int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.append(gathered(self.shards))
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
+        x = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return x * self.spare if self.scales else x
 
 
 @dataclass(frozen=True, kw_only=True)
 class Units(Among):
-    """A chain of modules with a shard each, of `inner` features. With `unused`, one has a parameter that backward
-    leaves out."""
+    """A chain of modules with a shard each, of `inner` features. With `unused`, all have a parameter that the first
+    backward leaves out; the first module uses it from the second step on, and nobody that of the others."""
 
     inner: tuple[int, ...]
     width: int = 5
     unused: bool = False
 
     def __str__(self) -> str:
-        more = ", a parameter that nothing uses" if self.unused else ""
+        more = ", parameters that a backward leaves out" if self.unused else ""
         return f"{super().__str__()}, modules of {' and '.join(map(str, self.sizes()))} parameters{more}"
 
     def modules(self) -> list[Unit]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return [Unit(self.width, inner, self.unused and not i).double() for i, inner in enumerate(self.inner)]
+            return [Unit(self.width, inner, self.unused).double() for inner in self.inner]
 
     def sizes(self) -> list[int]:
         return [sum(p.numel() for p in unit.parameters()) for unit in self.modules()]
@@ -66,6 +72,7 @@ class Units(Among):
     def alone(self, rank: int, step: int, whole: list[Unit]) -> dict[str, Tensor | None]:
         """What one rank's own sequences give in one process: the output, and the gradient of each parameter."""
         x = self.x(rank, step)
+        whole[0].scales = self.unused and step > 0
         for unit in whole:
             unit.zero_grad()
             x = unit(x)
@@ -94,6 +101,7 @@ def _two_steps(solution: Any, case: Units) -> dict:
     found, kept = {}, {"before forward": gathered(shards)}
     for step in (0, 1):
         x = case.x(rank, step)
+        units[0].scales = case.unused and step > 0
         for unit in units:
             x = unit(x)
         kept[f"after forward {step}"] = gathered(shards)
@@ -122,7 +130,7 @@ class GatherParameters(Check):
     def cases(self, seed: int, level: str) -> list[Units]:
         value, k = ("output", "gradient"), 1 + seed % 3
         if level == "visible":
-            plans = [(((0, 1, 2),), (4, 7, 6), False), (((0, 1, 2),), (3, 4), True)]
+            plans = [(((0, 1, 2),), (4, 7, 6), False), (((0, 2), (1, 3)), (3, 4), True)]
         else:
             plans = [(APART, (5 + k, 4), False), (FIVE, (2, 3 + k), True)]
         return [

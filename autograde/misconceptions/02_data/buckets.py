@@ -66,6 +66,28 @@ MAKE_BUCKETS = [
         old=ORDERED,
         new="for p in reversed([p for p in parameters if p.requires_grad]):",
     ),
+    Misconception(
+        exercise="data.make_buckets",
+        name="four_bytes_each",
+        hint="This looks like: every number is taken for a float32. "
+        "How many bytes has one in double precision, and in half?",
+        old="if not buckets or size + p.nbytes > bucket_bytes or p.dtype != buckets[-1][0].dtype:",
+        new="if not buckets or size + 4 * p.numel() > bucket_bytes or p.dtype != buckets[-1][0].dtype:",
+        also=(("size += p.nbytes", "size += 4 * p.numel()"),),
+    ),
+    Misconception(
+        exercise="data.make_buckets",
+        name="frozen_counted",
+        hint="This looks like: a parameter that needs no gradient is left out, and its bytes are counted. "
+        "What of it will travel?",
+        old=ORDERED,
+        new="""
+        for p in reversed(list(dict.fromkeys(parameters))):
+            if not p.requires_grad:
+                size += p.nbytes
+                continue
+        """,
+    ),
 ]
 
 START_IN_ORDER = [

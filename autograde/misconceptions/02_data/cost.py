@@ -54,6 +54,22 @@ ZERO_BYTES = [
         old="return parameters * (4 + optimizer_bytes - split + split / ranks)",
         new="return parameters * (4 + optimizer_bytes - split)",
     ),
+    Misconception(
+        exercise="cost.zero_bytes",
+        name="rounded_down",
+        hint="This looks like: the share of a rank is rounded down to whole bytes. "
+        "Do the shares of all ranks add up to the whole?",
+        old="return parameters * (4 + optimizer_bytes - split + split / ranks)",
+        new="return parameters * (4 + optimizer_bytes - split) + parameters * split // ranks",
+    ),
+    Misconception(
+        exercise="cost.zero_bytes",
+        name="with_padding",
+        hint="This looks like: a rank's share is rounded up to whole parameters, as with padding. "
+        "The paper's formula is an average over the ranks: what does it give where N does not divide Ψ?",
+        old="return parameters * (4 + optimizer_bytes - split + split / ranks)",
+        new="return parameters * (4 + optimizer_bytes - split) + -(-parameters // ranks) * split",
+    ),
 ]
 
 DATA_PARALLEL_LIMITS = [

@@ -120,8 +120,9 @@ return totals[0] / totals[1]
     Misconception(
         exercise="data.accumulate",
         name="every_micro_batch",
-        hint="This looks like: gradients travel after every micro-batch. They add up in p.grad, "
-        "so what was summed over the ranks before is in there. What is it summed with the next time?",
+        hint="This looks like: ranks meet in unlike collectives. Either gradients travel after every micro-batch, or "
+        "the small sum travels before finish. Ranks have unlike many micro-batches, and some leave a layer out: "
+        "what does each call, and in which order?",
         old="""
             if number == len(micro_batches):
                 finish = sync_gradients(buckets, group)
@@ -205,5 +206,14 @@ return totals[0] / totals[1]
             p.grad /= totals[1]
         return own
         """,
+    ),
+    Misconception(
+        exercise="data.accumulate",
+        name="graph_kept",
+        hint="This looks like: the loss that comes back still has its graph. "
+        "Whoever notes the loss of every step: what else do they keep?",
+        old="totals[0] += loss.detach()",
+        new="totals[0] += loss",
+        also=(("p.grad /= totals[1]", "p.grad /= totals[1].item()"),),
     ),
 ]

@@ -77,6 +77,20 @@ REDUCE_GRADIENTS = [
         work = dist.all_reduce(full, group=shards[i].group, async_op=True)
         """,
     ),
+    Misconception(
+        exercise="zero.reduce_gradients",
+        name="waited_for_too_late",
+        hint="This looks like: the next bucket is taken, and then the one before it is waited for. "
+        "How many buckets of whole gradients stand in flat tensors in between?",
+        old="""
+        arrive()
+        full = shards[i].take_gradients()  # (n·length,)
+        """,
+        new="""
+        full = shards[i].take_gradients()  # (n·length,)
+        arrive()
+        """,
+    ),
 ]
 
 GATHER_PARAMETERS = [
@@ -157,6 +171,31 @@ GATHER_PARAMETERS = [
         shard.release()
         if output.requires_grad:
         """,
+    ),
+    Misconception(
+        exercise="zero.gather_parameters",
+        name="released_too_early",
+        hint="This looks like: the parameters are released while backward still needs some of them. "
+        "Which gradients are missing at this moment, and was that so at the beginning of every backward?",
+        old="""
+        def accumulated(p: nn.Parameter) -> None:
+            missing.discard(p)
+            if not missing:
+                shard.release()
+        """,
+        new="""
+        def accumulated(p: nn.Parameter) -> None:
+            if p is shard.parameters[0]:
+                shard.release()
+        """,
+    ),
+    Misconception(
+        exercise="zero.gather_parameters",
+        name="whole_world",
+        hint="This looks like: pieces are gathered from all ranks, whatever the group. "
+        "Which ranks hold a piece of this shard?",
+        old="all_gather_single(shard.full, shard.piece, group=shard.group)",
+        new="all_gather_single(shard.full, shard.piece)",
     ),
 ]
 

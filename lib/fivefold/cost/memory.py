@@ -7,9 +7,9 @@ def zero_bytes(parameters: float, ranks: int, stage: int, optimizer_bytes: float
     """Bytes a rank keeps for `parameters` parameters (Ψ) trained with mixed-precision Adam on `ranks` (N) ranks.
 
     A parameter costs 2 bytes (half precision), its gradient 2, and the optimizer `optimizer_bytes` (K): 12 for Adam's
-    float32 copy, momentum and variance. Stage 0 keeps all of them everywhere, (4 + K)Ψ; stage 1 splits the optimizer
-    over the ranks, 4Ψ + KΨ/N; stage 2 the gradients too, 2Ψ + (2 + K)Ψ/N; stage 3 all three, (4 + K)Ψ/N. Activations
-    are not counted. Raises ValueError for another stage (ZeRO, Rajbhandari et al. 2020, section 5 and table 1).
+    float32 copy, momentum and variance. Stage 0 keeps all of them everywhere; stage 1 splits the optimizer evenly over
+    the ranks, stage 2 the gradients too, stage 3 all three: averages, without rounding and padding. Activations are
+    not counted. Raises ValueError for another stage (ZeRO, Rajbhandari et al. 2020, section 5 and table 1).
     """
     split_by_stage = {0: 0, 1: optimizer_bytes, 2: 2 + optimizer_bytes, 3: 4 + optimizer_bytes}
     if stage not in split_by_stage:

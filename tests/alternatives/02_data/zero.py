@@ -65,6 +65,33 @@ def reduce_gradients__lists(shards):
     return lambda: (rest(), arrive(), None)[-1]
 
 
+def reduce_gradients__kept_whole(shards):
+    """The flat tensor stays in the list until its reduce-scatter has been waited for."""
+    from fivefold.runtime.renamed import reduce_scatter_single
+
+    under_way = []
+
+    def end():
+        for shard, own, _, work in under_way:
+            work.wait()
+            shard.add_gradient(own)
+        under_way.clear()
+
+    def begin(i):
+        end()
+        whole, own = shards[i].take_gradients(), torch.empty(shards[i].length, dtype=shards[i].full.dtype)
+        work = reduce_scatter_single(own, whole, group=shards[i].group, async_op=True)
+        under_way.append((shards[i], own, whole, work))
+
+    start_rest = start_in_order([shard.parameters for shard in shards], begin)
+
+    def finish():
+        start_rest()
+        end()
+
+    return finish
+
+
 class reduce_gradients__class:  # noqa: N801
     """An object with hooks of its own, that is called after backward."""
 
