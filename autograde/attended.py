@@ -9,7 +9,7 @@ from fivefold.runtime.cluster import GPU, Cluster, Link
 from fivefold.runtime.ledger import Communication, Ledger
 from fivefold.runtime.replay import replay
 
-from autograde.attention import IN_USE, MEASURED, NUMBER, Heads, given, one_process
+from autograde.attention import IN_USE, MEASURED, NUMBER, Heads, given, in_half, one_process
 from autograde.compare import compare, compare_all
 from autograde.traffic import NOUNS, sent_in_words, size_in_words
 from autograde.verdict import Finding, numbered
@@ -18,15 +18,37 @@ TRANSFER = 0.3  # of a block's computation in forward, on the cluster of the rep
 EXPOSED = 0.05  # of one block's transfer that may be seen all the same
 
 
-def judge_values(case: Heads, outcomes: Sequence[Any], look: str = "") -> Iterator[Finding]:
-    """Output and gradients against one process; the arguments are as they were. `look` is for a wrong gradient."""
+def judge_values(case: Heads, outcomes: Sequence[Any], look: str, look_q: str = "") -> Iterator[Finding]:
+    """Output and gradients against one process; the arguments are as they were.
+
+    `look` is for a wrong gradient, `look_q` for that of q, where another question leads to it.
+    """
     outputs, gradients = one_process(case)
     yield compare("output", "the output", [o["output"] for o in outcomes], outputs, case.tolerance)
     after, before = [o["after"] for o in outcomes], list(given(case))
     finding = compare_all("output", after, before, "exact", look="Backward, and others, may still need it as it was.")
     if not finding.passed:
         yield finding
-    yield compare_all("gradient", [o["gradient"] for o in outcomes], gradients, case.tolerance, look)
+    for names, question in ((("q.grad",), look_q or look), (("k.grad", "v.grad"), look)):
+        got, wanted = (
+            [{name: row[name] for name in names} for row in rows]
+            for rows in ([o["gradient"] for o in outcomes], gradients)
+        )
+        yield compare_all("gradient", got, wanted, case.tolerance, question)
+
+
+def judge_half(case: Heads, outcomes: Sequence[Any]) -> Finding:
+    """The output in bfloat16, as q is."""
+    return compare("output", "the output of bfloat16", [o["half"] for o in outcomes], in_half(case), "layers")
+
+
+def judge_table(case: Heads, outcomes: Sequence[Any]) -> Finding:
+    """A ValueError for positions of another shape."""
+    raised = outcomes[0]["refused"]
+    done = f"raise {raised}" if raised else "are taken without a word"
+    return Finding(
+        "output", raised == "ValueError", f"positions of another shape {done}", "expected a ValueError", error=0.0
+    )
 
 
 def judge_ring(case: Heads, ledger: Ledger) -> Finding:
@@ -87,7 +109,9 @@ def judge_memory(case: Heads, outcomes: Sequence[Any], ledger: Ledger) -> Findin
         for way, most in IN_USE.items():
             if extra := outcome[f"blocks too many {way}"]:
                 seen = f"{way}, rank {rank} holds {extra + most:.3g} blocks of other ranks at a time"
-                look = "One is in use, and one on its way. What are the others for?"
+                look = "One is in use, one on its way, and one may still have a name"
+                look += "; one gradient comes, and one goes." if way == "backward" else "."
+                look += " What are the others for?"
                 return Finding("memory", False, f"{seen}, expected {most} at most", look=look)
         scores = case.b * case.heads * tokens**2
         largest = 2 * max(scores, block // NUMBER, queries // NUMBER)
@@ -115,7 +139,11 @@ def judge_overlap(case: Heads, ledger: Ledger) -> Finding:
             seen = f"{way}, rank {rank} stands still for {blocks:.3g} transfers of a block"
             return Finding("overlap", False, f"{seen}, expected {allowed - EXPOSED:g} at most", look=look)
     most = max(blocks for (_, _), blocks in stood.items())
-    return Finding("overlap", True, f"all hidden but {most:.2g} of {3 * (len(case.groups[0]) - 1)} transfers")
+    return Finding(
+        "overlap",
+        True,
+        f"all hidden but {most:.2g} of {3 * (len(case.groups[0]) - 1)} transfers, on {len(case.groups[0])} ranks",
+    )
 
 
 def _foreign(rank: int, calls: list[Communication]) -> str:

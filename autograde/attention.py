@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,7 +32,8 @@ class Heads(Tokens):
 
     `order` is "full", where every query sees every key, or a causal mask with tokens "contiguous", in "zigzag" or
     "shuffled" over the ranks. `logits` are "ordinary", "rising" from -1e4 to 1e4 with the keys, or all "lifted" to near
-    1e4. `twice` takes the output as the queries of a second attention over the same keys.
+    1e4. `twice` takes the output as the queries of a second attention over the same keys. `half` gives everything in
+    bfloat16, `wrong_table` positions of another shape.
     """
 
     heads: int = 2
@@ -40,11 +42,16 @@ class Heads(Tokens):
     order: str = "full"
     logits: str = "ordinary"
     twice: bool = False
+    half: bool = False
+    wrong_table: bool = False
 
     def __str__(self) -> str:
         mask = {"full": "no mask", "contiguous": "causal", "zigzag": "causal, zig-zag", "shuffled": "causal, shuffled"}
         large = "" if self.logits == "ordinary" else ", logits of 1e4"
-        return f"{super().__str__()}, {mask[self.order]}{large}{', two in a row' if self.twice else ''}"
+        if self.wrong_table:
+            return f"{super().__str__()}, positions of another shape"
+        words = f"{large}{', two in a row' if self.twice else ''}{', in bfloat16' if self.half else ''}"
+        return f"{super().__str__()}, {mask[self.order]}{words}"
 
     @property
     def tolerance(self) -> str:
@@ -112,6 +119,35 @@ def try_attention(solution: Callable, case: Heads) -> dict:
         found["gradient"] = {f"{name}.grad": x.grad for name, x in zip(NAMES, qkv, strict=True)}
     after = {name: x.detach() for name, x in zip(NAMES, qkv, strict=True)} | {"the incoming gradient": incoming}
     return found | {"after": after | ({} if positions is None else {"positions": positions})}
+
+
+def try_half(solution: Callable, case: Heads) -> dict:
+    """On a rank: the output in bfloat16."""
+    _shut(fast_ring_attention)
+    group, rank = group_of(case), dist.get_rank()
+    q, k, v, _ = (case.part(rank, x).bfloat16().contiguous() for x in case.whole(rank))
+    return {"half": solution(q, k, v, group, case.table(rank))}
+
+
+def try_wrong_tables(solution: Callable, case: Heads) -> dict:
+    """What is raised for positions of one row more than the group has ranks, and of one column more than tokens."""
+    _shut(fast_ring_attention)
+    group, rank = group_of(case), dist.get_rank()
+    q, k, v, _ = (case.part(rank, x).contiguous() for x in case.whole(rank))
+    n, raised = group.size(), "ValueError"
+    for shape in ((n + 1, case.tokens_of(rank)), (n, case.tokens_of(rank) + 1)):
+        if raised == "ValueError":  # after another error, messages may still be under way
+            raised = refused(solution, q, k, v, group, torch.arange(math.prod(shape)).view(shape))
+    return {"refused": raised}
+
+
+def refused(solution: Callable, *arguments: Any) -> str:
+    """What a call raises: "" for nothing, "ValueError" for that or a kind of it."""
+    try:
+        solution(*arguments)
+    except Exception as error:
+        return "ValueError" if isinstance(error, ValueError) else type(error).__name__
+    return ""
 
 
 def try_measured(solution: Callable, case: Heads) -> dict:
@@ -234,6 +270,15 @@ def one_process(case: Heads) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
                 f"{name}.grad": case.part(rank, x.grad) for name, x in zip(NAMES, (q, k, v), strict=True)
             }
     return outputs, gradients
+
+
+def in_half(case: Heads) -> list[Tensor]:
+    """For each rank its part of one process's output, computed wide from inputs in bfloat16, and rounded at the end."""
+    outputs = []
+    for rank in range(case.world_size):
+        q, k, v, _ = (x.bfloat16().double() for x in case.whole(rank))
+        outputs.append(case.part(rank, dense(q, k, v, case.order != "full")).bfloat16())
+    return outputs
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

@@ -54,7 +54,8 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     (..., s) their log-sum-exps. Returns `out` (..., s, d) and `lse` (..., s): lse = log(exp(lse_a) + exp(lse_b)), and
     each part weighs exp(its lse - lse). Nothing overflows where an lse is large. A row that has seen nothing in one
     part (lse = -inf) keeps the other part as it is; seen in neither, it stays finite: out 0 and lse -inf. Outputs in
-    half precision are merged in the precision of the lse (Ring Attention; FlashAttention-2, section 2.3).
+    half precision are merged, and returned, in the precision of the lse (Ring Attention; FlashAttention-2, section
+    2.3).
     """
     lse = torch.logaddexp(lse_a, lse_b)
     reference = lse.masked_fill(lse.isneginf(), 0.0)  # -inf - -inf would be NaN

@@ -18,14 +18,15 @@ from autograde.compare import compare
 from autograde.verdict import Finding
 
 LARGE = 1e4  # logits up to this
+LOW = -1e5  # and down to this, where a row is "low"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keys(Case):
     """Rows of scores, (…, rows, sum of sizes), and values, in blocks of `sizes` keys.
 
-    `scores` are "ordinary", "rising" from block to block up to ±1e4, or "falling"; `unseen` names rows that may see
-    nothing: of the "first" block, of the "last", or of "all".
+    `scores` are "ordinary", "rising" from block to block up to ±1e4, "falling", or "low": all near -1e4, those of the
+    last row near -1e5. `unseen` names rows that may see nothing: of the "first" block, of the "last", or of "all".
     """
 
     sizes: tuple[int, ...]
@@ -37,7 +38,9 @@ class Keys(Case):
 
     def __str__(self) -> str:
         words = f"1 rank, blocks of {', '.join(map(str, self.sizes))} keys"
-        words += "" if self.scores == "ordinary" else f", logits {self.scores} through ±1e4"
+        words += {"ordinary": "", "low": ", logits near -1e4 and -1e5"}.get(
+            self.scores, f", logits {self.scores} through ±1e4"
+        )
         return words + (f", rows that see nothing of {', '.join(self.unseen)}" if self.unseen else "")
 
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -47,7 +50,10 @@ class Keys(Case):
             torch.randn(*self.leading, *shape, generator=generator, dtype=torch.float64)
             for shape in ((self.rows, total), (total, self.d))
         )
-        if self.scores != "ordinary":
+        if self.scores == "low":
+            scores -= LARGE
+            scores[..., -1, :] += LOW
+        elif self.scores != "ordinary":
             scores = (LARGE * scores / scores.abs().max()).sort(dim=-1, descending=self.scores == "falling").values
         for row, part in enumerate(self.unseen):
             first, last = self.sizes[0], total - self.sizes[-1]
@@ -126,6 +132,7 @@ class OnlineSoftmax(Check):
             {"sizes": (4,), "properties": ("output",)},
             {"sizes": sizes, "scores": "rising", "properties": ("growing",)},
             {"sizes": sizes, "scores": "falling", "properties": ("growing",)},
+            {"sizes": sizes, "scores": "low", "properties": ("growing",)},
             {"sizes": sizes, "unseen": ("first", "last", "all"), "properties": ("nothing",)},
             {"sizes": (16,) * 8, "rows": 16, "d": 4, "properties": ("memory",)},
         ])  # fmt: skip

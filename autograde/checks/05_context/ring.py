@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autograde.attended import judge_memory, judge_overlap, judge_ring, judge_values
-from autograde.attention import Heads, try_attention, try_measured
+from autograde.attended import judge_half, judge_memory, judge_overlap, judge_ring, judge_table, judge_values
+from autograde.attention import Heads, try_attention, try_half, try_measured, try_wrong_tables
 from autograde.check import Check
 from autograde.tokens import APART, UNLIKE
 from autograde.verdict import Finding
@@ -14,6 +14,7 @@ from autograde.verdict import Finding
 VALUES = ("output", "gradient", "traffic")
 HELD = ("memory", "overlap")
 LOOK = "Whose queries has a block met on its way? Each has a share in the block's dK and dV."
+LOOK_Q = "Which log-sum-exp, which mask, and are the shares of all blocks added?"
 
 
 class RingAttention(Check):
@@ -37,6 +38,10 @@ class RingAttention(Check):
                 (APART, {"b": 1, "s": 12 * k, "order": "zigzag", "logits": "lifted", "properties": VALUES}),
                 (six, {"s": 48 * k, "d": 6, "heads": 4, "kv_heads": 2, "properties": ("traffic", *HELD)}),
             ]
+        plans += [
+            (((0, 1, 2),), {"s": 6, "heads": 2, "d": 8, "half": True, "properties": ("output",)}),
+            (((0, 1, 2),), {"s": 6, "wrong_table": True, "properties": ("output",)}),
+        ]
         return [
             Heads(world_size=sum(map(len, groups)), groups=groups, seed=seed + i, **plan)
             for i, (groups, plan) in enumerate(plans)
@@ -44,13 +49,18 @@ class RingAttention(Check):
 
     @staticmethod
     def program(solution: Any, case: Heads) -> dict:
+        if case.half or case.wrong_table:
+            return (try_half if case.half else try_wrong_tables)(solution, case)
         return (try_measured if "memory" in case.properties else try_attention)(solution, case)
 
     def judge(self, case: Heads, outcomes: list, ledger: Any) -> Iterator[Finding]:
+        if case.half or case.wrong_table:
+            yield (judge_half if case.half else judge_table)(case, outcomes)
+            return
         if "memory" in case.properties:
             yield judge_ring(case, ledger)
             yield judge_memory(case, outcomes, ledger)
             yield judge_overlap(case, ledger)
             return
-        yield from judge_values(case, outcomes, LOOK)
+        yield from judge_values(case, outcomes, LOOK, LOOK_Q)
         yield judge_ring(case, ledger)

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from autograde.attended import judge_bytes, judge_values
-from autograde.attention import Heads, try_attention
+from autograde.attended import judge_bytes, judge_table, judge_values
+from autograde.attention import Heads, refused, try_attention, try_wrong_tables
 from autograde.check import Check
 from autograde.tokens import APART, UNLIKE, group_of
 from autograde.verdict import Finding
@@ -41,15 +40,19 @@ class AllGatherAttention(Check):
                 (APART, {"b": 2, "s": 12, "d": 3, "order": "shuffled", "twice": True}),
                 (APART, {"b": 1, "s": 12 * k, "order": "zigzag", "logits": "rising"}),
             ]
+        plans.append((((0, 1, 2),), {"s": 6, "wrong_table": True, "properties": ("output",)}))
         return planned(seed, plans)
 
     @staticmethod
     def program(solution: Any, case: Heads) -> dict:
-        return try_attention(solution, case)
+        return (try_wrong_tables if case.wrong_table else try_attention)(solution, case)
 
     def judge(self, case: Heads, outcomes: list, ledger: Any) -> Iterator[Finding]:
+        if case.wrong_table:
+            yield judge_table(case, outcomes)
+            return
         look = "Every rank has used this rank's keys and values. Who has their gradients?"
-        yield from judge_values(case, outcomes, look)
+        yield from judge_values(case, outcomes, look, "Over which keys, and under which mask, do these queries look?")
         times = 2 if case.twice else 1
 
         def others(rank: int) -> float:
@@ -88,22 +91,20 @@ class AllToAllAttention(Check):
         if "arguments" not in case.properties:
             return try_attention(solution, case)
         group, rank = group_of(case), dist.get_rank()
-        raised = []
-        for heads, kv_heads in ((case.heads, case.kv_heads), (4, 3)):
-            q, k = (torch.ones(1, h, case.tokens_of(rank), case.d) for h in (heads, kv_heads))
-            raised.append(_refused(solution, q, k, group))
-        return {"refused": raised}
+        q, k = (torch.ones(1, h, case.tokens_of(rank), case.d) for h in (case.heads, case.kv_heads))
+        return {"refused": refused(solution, q, k, k, group)}
 
     def judge(self, case: Heads, outcomes: list, ledger: Any) -> Iterator[Finding]:
         if "arguments" in case.properties:
-            n = case.world_size
-            for (heads, kv_heads), raised in zip(((6, 2), (4, 3)), outcomes[0]["refused"], strict=True):
-                done = f"raise {raised}" if raised else "are split without a word"
-                seen = f"{heads} query heads and {kv_heads} key heads over {n} ranks {done}"
-                detail = "expected a ValueError that says so, before anything is sent"
-                yield Finding("arguments", raised == "ValueError", seen, detail, error=0.0)
+            raised = outcomes[0]["refused"]
+            done = f"raise {raised}" if raised else "are split without a word"
+            seen = f"{case.heads} query heads and {case.kv_heads} key heads over {case.world_size} ranks {done}"
+            detail = "expected a ValueError that says so, before anything is sent"
+            yield Finding("arguments", raised == "ValueError", seen, detail, error=0.0)
             return
-        look = "Backward, each gradient goes where its tensor came from. Is the order of the tokens the same again?"
+        look = (
+            "Backward, each gradient goes where its tensor came from. To which tokens, in which order, and which heads?"
+        )
         yield from judge_values(case, outcomes, look)
         times = 2 if case.twice else 1
 
@@ -114,13 +115,3 @@ class AllToAllAttention(Check):
         expected = {("all_to_all", "forward"): traded, ("all_to_all", "backward"): traded}
         words = "q, k, v and the output traded each way"
         yield judge_bytes(case, ledger, expected, words, 4 * times)
-
-
-def _refused(solution: Any, q: Tensor, k: Tensor, group: dist.ProcessGroup) -> str:
-    try:
-        solution(q, k, k, group)
-    except ValueError:
-        return "ValueError"
-    except Exception as error:
-        return type(error).__name__
-    return ""

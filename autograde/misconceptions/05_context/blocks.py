@@ -75,6 +75,45 @@ ONLINE_SOFTMAX = [
     ),
     Misconception(
         exercise="attention.online_softmax",
+        name="nothing_rescaled",
+        hint="This looks like: neither sum is changed where a block raises the largest score. "
+        "From which score was each of their terms measured?",
+        old="weighted = weighted * rescale[..., None] + weights @ values",
+        new="weighted = weighted + weights @ values",
+        also=(("total = total * rescale + weights.sum(dim=-1)", "total = total + weights.sum(dim=-1)"),),
+    ),
+    Misconception(
+        exercise="attention.online_softmax",
+        name="starts_from_zero",
+        hint="This looks like: m starts from a number. What if every score is below it?",
+        old="raised = torch.maximum(largest, scores.amax(dim=-1))",
+        new="raised = torch.maximum(largest, scores.amax(dim=-1)).clamp(min=0)",
+    ),
+    Misconception(
+        exercise="attention.online_softmax",
+        name="starts_from_a_low_number",
+        hint="This looks like: m starts from a number, and a low one. What if every score is below it?",
+        old="raised = torch.maximum(largest, scores.amax(dim=-1))",
+        new="raised = torch.maximum(largest, scores.amax(dim=-1)).clamp(min=-1e4)",
+    ),
+    Misconception(
+        exercise="attention.online_softmax",
+        name="mean_of_the_blocks",
+        hint="This looks like: each block has a softmax of its own, and the outputs are averaged. "
+        "One block may have seen far larger scores than another. Which should then be heard more?",
+        source="""
+        def online_softmax(blocks):
+            out, lse, number = 0, None, 0
+            for scores, values in blocks:
+                out = out + torch.softmax(scores, dim=-1).nan_to_num(0.0) @ values
+                part = torch.logsumexp(scores, dim=-1)
+                lse = part if lse is None else torch.logaddexp(lse, part)
+                number += 1
+            return out / number, lse
+        """,
+    ),
+    Misconception(
+        exercise="attention.online_softmax",
         name="largest_of_the_block",
         hint="This looks like: each block is measured from its own largest score, be it lower than before. Then the "
         "sums so far are multiplied with exp(old - new). What is that where scores fall from block to block?",

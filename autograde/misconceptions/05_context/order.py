@@ -42,6 +42,14 @@ ZIGZAG = [
     ),
     Misconception(
         exercise="context.zigzag",
+        name="all_in_dimension_1",
+        hint="This looks like: the tokens are taken to be in dimension 1, whatever `dim` says, and their number too. "
+        "Where are they in (tokens, features)?",
+        old="check_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])",
+        new="dim = 1\ncheck_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])",
+    ),
+    Misconception(
+        exercise="context.zigzag",
         name="uneven_without_a_word",
         hint="This looks like: a sequence that cannot be cut evenly is cut all the same. "
         "Where would rank 1's tokens then begin?",
@@ -74,6 +82,14 @@ UNZIGZAG = [
         "Where are they in (tokens, features)?",
         old="chunks = x.tensor_split(2 * num_ranks, dim)",
         new="dim = 1\nchunks = x.tensor_split(2 * num_ranks, dim)",
+    ),
+    Misconception(
+        exercise="context.unzigzag",
+        name="all_in_dimension_1",
+        hint="This looks like: the tokens are taken to be in dimension 1, whatever `dim` says, and their number too. "
+        "Where are they in (tokens, features)?",
+        old="check_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])",
+        new="dim = 1\ncheck_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])",
     ),
     Misconception(
         exercise="context.unzigzag",

@@ -35,6 +35,58 @@ RING_ATTENTION = [
     ),
     Misconception(
         exercise="context.ring_attention",
+        name="gradients_not_sent",
+        hint="This looks like: backward sends no gradients at all, and dK and dV have only what this rank's own "
+        "queries found. Which other queries have read this rank's keys?",
+        old=SHARES,
+        new="""
+        if source == rank:
+            own = dkv
+        """,
+        also=(("dk, dv = own + arrive()", "dk, dv = own"),),
+    ),
+    Misconception(
+        exercise="context.ring_attention",
+        name="own_share_forgotten",
+        hint="This looks like: dK and dV have what the other ranks found, and not what this one did. "
+        "Whose queries read a rank's keys first?",
+        old="dk, dv = own + arrive()",
+        new="dk, dv = arrive()",
+    ),
+    Misconception(
+        exercise="context.ring_attention",
+        name="not_added_up",
+        hint="This looks like: each rank sends its own share of a block's gradient on, and drops what had come of it. "
+        "What have the ranks before this one found for the same block?",
+        old="arrive = pass_on(arrive() + dkv, ctx.group)",
+        new="arrive()\narrive = pass_on(dkv, ctx.group)",
+    ),
+    Misconception(
+        exercise="context.ring_attention",
+        name="lse_of_the_last_block",
+        hint="This looks like: backward makes the probabilities with the log-sum-exp of the block that came last. "
+        "Over which keys is a row's softmax?",
+        old="ctx.save_for_backward(q, k, v, out, lse, positions)",
+        new="ctx.save_for_backward(q, k, v, out, part[1], positions)",
+    ),
+    Misconception(
+        exercise="context.ring_attention",
+        name="another_dtype",
+        hint="This looks like: the output comes in the precision in which the blocks were merged. "
+        "What was the dtype of the queries?",
+        old="out = out.to(q.dtype)",
+        new="",
+    ),
+    Misconception(
+        exercise="context.ring_attention",
+        name="table_not_checked",
+        hint="This looks like: any table of positions is taken, be it of another number of ranks or of tokens. "
+        "Who would notice that a mask is made of the wrong rows?",
+        old="check_positions(positions, group, q.shape[2])",
+        new="",
+    ),
+    Misconception(
+        exercise="context.ring_attention",
         name="block_by_block",
         hint="This looks like: backward makes each block's probabilities from that block alone, as if its softmax had "
         "seen no other keys. Which log-sum-exp, and which output, belong to the whole row?",

@@ -54,6 +54,14 @@ ALL_GATHER_ATTENTION = [
     ),
     Misconception(
         exercise="context.all_gather_attention",
+        name="table_not_checked",
+        hint="This looks like: any table of positions is taken, be it of another number of ranks or of tokens. "
+        "Who tells the caller which shape it should have?",
+        old="check_positions(positions, group, q.shape[2])",
+        new="",
+    ),
+    Misconception(
+        exercise="context.all_gather_attention",
         name="keys_and_values_mixed",
         hint="This looks like: what the ranks sent is taken apart in another order than it was put together. "
         "Each rank's keys come before its values. Where do rank 1's keys stand?",

@@ -18,7 +18,7 @@ def zigzag(x: Tensor, num_ranks: int, dim: int = 1) -> Tensor:
     x has s tokens in `dim`. They are cut into 2n chunks, 0 to 2n - 1; rank i's part of the result is chunk i followed
     by chunk 2n - 1 - i. Returns a tensor of x's shape. Under a causal mask a late token sees more keys than an early
     one, so that with contiguous parts the last rank has the most to do; with these, all have the same. One rank: the
-    order stays as it is. Raises LayoutError where 2n does not divide s (Llama 3, section 3.3.2).
+    order stays as it is. Raises a ValueError, here LayoutError, where 2n does not divide s (Llama 3, section 3.3.2).
     """
     check_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])
     chunks = x.tensor_split(2 * num_ranks, dim)
@@ -29,7 +29,8 @@ def unzigzag(x: Tensor, num_ranks: int, dim: int = 1) -> Tensor:
     """Put whole sequences back into their order: the inverse of `zigzag`.
 
     x holds in `dim` the parts of rank 0, rank 1, ... one after the other, each chunk i followed by chunk 2n - 1 - i.
-    Returns a tensor of x's shape, in the order of the sequence. Raises LayoutError where 2n does not divide s.
+    Returns a tensor of x's shape, in the order of the sequence. Raises a ValueError, here LayoutError, where 2n does
+    not divide s.
     """
     check_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])
     chunks = x.tensor_split(2 * num_ranks, dim)
@@ -56,10 +57,11 @@ class LocalTokens(NamedTuple):
 def local_tokens(tokens: Tensor, group: dist.ProcessGroup) -> LocalTokens:
     """This rank's inputs, with the labels and the positions that belong to them, in zig-zag order.
 
-    tokens: integers (b, s + 1), whole sequences, equal on all ranks of `group`; each of the first s tokens is an input,
-    and the token after it is its label. Labels are shifted while the sequence is whole: the token after the last one
-    of a chunk is on another rank. Positions count from the start of the sequence, not of the chunk. No communication.
-    Raises LayoutError where twice the ranks do not divide s.
+    Returns `inputs` and `labels` (b, s/n), `positions` (s/n,). tokens: integers (b, s + 1), whole sequences, equal on
+    all ranks of `group`; each of the first s tokens is an input, and the token after it is its label. Labels are
+    shifted while the sequence is whole: the token after the last one of a chunk is on another rank. Positions count
+    from the start of the sequence, not of the chunk. No communication. Raises a ValueError, here LayoutError, where
+    twice the ranks do not divide s.
     """
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     positions = token_positions(inputs.shape[1], group.size())[group.rank()].to(tokens.device)

@@ -90,13 +90,14 @@ def ring_attention(
     stand in the sequence; a query sees the keys that do not stand after it. None: it sees all. Returns (b, h, s/n, d)
     in q's dtype. Raises ValueError for positions of another shape.
 
-    Forward: n steps. At each, attention over the block of keys and values that is here is merged into the result so
-    far by its log-sum-exp, while the block goes on to the next rank: n - 1 messages from each rank, K and V together in
-    each, and no collective. Saved for backward: q, k, v, out and lse of this rank's tokens.
+    Forward: n steps. At each, attention over the block of keys and values that is here is merged into the result so far
+    by its log-sum-exp, while the block goes on to the next rank: n - 1 blocks from each rank, here with K and V in one
+    message (two carry the same bytes), and no collective. Saved for backward: q, k, v, out and lse of this rank's
+    tokens.
 
     Backward: the blocks go around once more. A block's dK and dV follow it: each rank adds its share to what it has
     received of them, and sends the sum on, until the sum is home at the rank that owns the block, which adds its own
-    share last. The messages are n - 1 more of each, and dQ stays where it is (Ring Attention, Liu et al. 2023,
+    share last. The messages are n - 1 more of each kind, and dQ stays where it is (Ring Attention, Liu et al. 2023,
     algorithm 1; the mathematics of a block is `attention.block_attention_backward`).
     """
     check_positions(positions, group, q.shape[2])

@@ -38,11 +38,12 @@ def all_gather_attention(
 ) -> Tensor:
     """Attention of this rank's queries over the keys of all ranks, which are gathered first.
 
-    The arguments and the result are those of `ring_attention`. Forward: one all-gather of K and V together, then
-    attention of s/n queries over s keys in one call. Backward: one reduce-scatter of their gradient, which gives every
-    rank the sum of all ranks' gradients of its own keys and values. The bytes are the ring's, but nothing hides them,
-    and all K and V are in memory at once, and saved. With few key heads they are small beside the rest, and any mask is
-    easy (Llama 3, section 3.3.2).
+    The arguments and the result are those of `ring_attention`. Forward: an all-gather of K and V, here of both together
+    (two carry the same bytes), then attention of s/n queries over s keys in one call. Backward: one reduce-scatter of
+    their gradient, which gives every rank the sum of all ranks' gradients of its own keys and values. Forward, the
+    bytes are the ring's; backward the ring sends K and V once more. But nothing hides these, and all K and V are in
+    memory at once, and saved. With few key heads they are small beside the rest, and any mask is easy (Llama 3, section
+    3.3.2).
     """
     check_positions(positions, group, q.shape[2])
     gathered = _GatherFromRanks.apply(torch.stack((k, v)), group)  # (n·2, b, h_kv, s/n, d)

@@ -7,6 +7,11 @@ import torch.distributed as dist
 from fivefold.attention import block_attention, block_attention_backward, merge
 
 
+def _look_at(positions, q, group):
+    if positions is not None and positions.shape != (group.size(), q.shape[2]):
+        raise ValueError("another shape")
+
+
 def _mask(positions, r, source):
     return None if positions is None else positions[source][None, :] <= positions[r][:, None]
 
@@ -38,6 +43,7 @@ class _Apart(torch.autograd.Function):
                 for work in works:
                     work.wait()
                 held = there
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.more = group, positions
         return out
@@ -75,6 +81,7 @@ class _Apart(torch.autograd.Function):
 
 def ring_attention__messages_apart(q, k, v, group, positions=None):
     """isend and irecv of K and of V, the other way round."""
+    _look_at(positions, q, group)
     return _Apart.apply(q, k, v, group, positions)
 
 
@@ -140,4 +147,5 @@ def _fly(x, group):
 
 def ring_attention__sums(q, k, v, group, positions=None):
     """No merge: running maximum, sum and output of the whole row; own keys come last in backward."""
+    _look_at(positions, q, group)
     return _Sums.apply(q, k, v, group, positions)

@@ -23,8 +23,14 @@ class _Gather(torch.autograd.Function):
         return own, None
 
 
+def _look_at(positions, q, group):
+    if positions is not None and positions.shape != (group.size(), q.shape[2]):
+        raise ValueError("another shape")
+
+
 def all_gather_attention__lists(q, k, v, group, positions=None):
     """K and V gathered apart, and scores written out."""
+    _look_at(positions, q, group)
     k, v = _Gather.apply(k, group), _Gather.apply(v, group)
     shared = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
@@ -36,6 +42,7 @@ def all_gather_attention__lists(q, k, v, group, positions=None):
 
 def all_gather_attention__in_order(q, k, v, group, positions=None):
     """Keys side by side with values along the last dimension, and put into the order of the sequence."""
+    _look_at(positions, q, group)
     both = _Gather.apply(torch.cat((k, v), dim=-1), group)
     mask = None
     if positions is not None:
