@@ -24,7 +24,13 @@
 # all the work. The second can be mended.
 
 # %% [markdown]
-# Run the cells from top to bottom (Shift + Enter). You need nothing of the lessons before.
+# Run the cells from top to bottom (Shift + Enter). You need nothing of the lessons before. Words of the code:
+#
+# - `run(f, n, …)` runs f in n processes, the ranks; `done.results` is what each returned.
+# - `measure=True` has every operation and message written down, in `done.ledger`.
+# - `phase("forward")` gives that name to what is written down inside it.
+# - `replay(ledger, cluster("h100"))` computes when each would begin and end on H100s, from their rates. Nothing runs.
+# - `mine("id", f)` is your function once it has passed its check, and until then the library's.
 
 # %%
 import math
@@ -116,8 +122,8 @@ print(f"(n−1) · 2 · b · s/n · h_kv · d · 4 = {(world_size - 1) * block_b
 done.ledger.traffic()
 
 # %% [markdown]
-# Replayed on eight H100s of one server, with a sequence 256 times as long. (In attention, `widen` means that: messages
-# grow with the number of tokens, operations with its square.) Compute, wait, compute, wait.
+# Replayed on the H100s of one server. `widen=256` makes the sequence 256 times as long: messages grow with the number
+# of tokens, operations with its square. Compute, wait, compute, wait.
 
 # %%
 h100 = cluster("h100")
@@ -169,7 +175,7 @@ check("attention.merge", merge)
 # Now a stream of blocks. Keep three things for each row: the largest score m so far, the sum of exp(score − m), and the
 # sum of exp(score − m) · value.
 #
-# - **Goes in**: an iterator of pairs (scores (…, sq, sk), values (…, sk, d)). It can be gone through once.
+# - **Goes in**: `Blocks`, an iterator of pairs (scores (…, sq, sk), values (…, sk, d)). It can be gone through once.
 # - **Comes out**: output (…, sq, d) and lse (…, sq). A score of −∞ is a key that the row may not see.
 # - **When a block raises m**, what has been added up was measured from the old m. What has to happen to it?
 # - **Checked**: output and lse, with blocks of any size in any order; scores that rise and fall through ±10,000; rows
@@ -222,7 +228,8 @@ for rank, seen in enumerate(run(who_comes_when, world_size).results):
 #   out) all is local: dV = Pᵀ dout, dS = P ∘ (dout Vᵀ − D), dQ = dS K/√d, dK = dSᵀ Q/√d. Queries add up the shares of
 #   all blocks; a block's dK and dV add up the shares of all queries.
 # - `block_mask(positions, rank, source)` → which keys of rank `source` the queries of `rank` see, or None.
-#   `positions` (n, s/n) says where the tokens of each rank stand in the sequence.
+#   `positions` (n, s/n) says where the tokens of each rank stand in the sequence. Where it is None, every query
+#   sees every key, and None comes back.
 #
 # ### `ring_attention`
 #
@@ -232,9 +239,12 @@ for rank, seen in enumerate(run(who_comes_when, world_size).results):
 # - **Backward**: the blocks go round once more. dQ stays. The dK and dV of a block follow it: a rank adds its share to
 #   what has come and sends the sum on, until it is home. The owner's own share need not travel.
 # - **The function** calls `check_positions(positions, group, q.shape[2])`, which refuses a wrong table, then `.apply`.
+#   The output has q's dtype, whatever that of the lse.
 # - **Travels**: n − 1 blocks forward; backward n − 1 blocks and n − 1 gradients; to one neighbour only.
 # - **Checked**: output and gradients against one process, with any order of tokens, growing scores, shared heads;
-#   traffic; memory (own tensors, one block in flight); overlap: only the last gradient's way home may be waited for.
+#   bfloat16, a wrong table; traffic (K and V in one message or in two); memory: own tensors, and of others a block in
+#   use, one on its way, one that a name still holds, backward two gradients more; overlap: only the last gradient's way
+#   home may be waited for.
 #
 # <details><summary>Hint: the order of things in backward</summary>
 #
@@ -321,8 +331,8 @@ check("context.causal_work", causal_work)
 #
 # - **Goes in**: whole sequences x, with the s tokens in dimension `dim`.
 # - **Comes out**: a tensor of the same shape: rank 0's two chunks, rank 1's, and so on.
-# - **A length that 2n does not divide** is an error: `check_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])` says it
-#   in one line. (One rank takes any length.)
+# - **A length that 2n does not divide** is a `ValueError`. `check_sizes(Layout(cp=num_ranks), sequence=x.shape[dim])`
+#   says it in one line. (One rank takes any length.)
 # - **Checked**: the order, in any dimension; that x is left as it is; the error.
 
 # %% exercise="context.zigzag"
@@ -368,19 +378,24 @@ compare(done.results, table, one_process(q, k, v, grad, causal=True))
 #
 # A ring is not the only way. Gather all keys and values first, then call ordinary attention once.
 #
-# - **Forward**: one all-gather of K and V together, then s/n queries over s keys with a mask that knows the positions.
+# - **Forward**: an all-gather of K and V together (one for each carries the same bytes, and passes too), then s/n
+#   queries over s keys with a mask that knows the positions.
 #   (`causal_mask(q_positions, k_positions)` makes one; `F.scaled_dot_product_attention` takes it as `attn_mask`, and
 #   `enable_gqa=True` where heads are shared.)
 # - **Backward**: this rank's keys were used by all. One reduce-scatter gives it the sum of their gradients.
 # - **Write** the autograd function for the gathering (`all_gather_single(out, x, group=…)` and
-#   `reduce_scatter_single(out, x, group=…)` work along the first dimension), and the function.
-# - **Checked**: output, gradients, traffic.
+#   `reduce_scatter_single(out, x, group=…)` work along the first dimension), and the function, which refuses a wrong
+#   table as the ring does.
+# - **Checked**: output, gradients, traffic, the refusal.
 
 # %% exercise="context.all_gather_attention"
 from fivefold.context import all_gather_attention
 
 # %% check="context.all_gather_attention"
 check("context.all_gather_attention", all_gather_attention)
+
+# %% [markdown]
+# Forward, the bytes are the ring's. Backward the ring sends K and V once more: it has kept none of the others'.
 
 # %% [markdown]
 # ### `all_to_all_attention`, the way of DeepSpeed-Ulysses
@@ -542,7 +557,7 @@ plots.overlap_condition(
 gathered, traded = (
     mine(f"context.{function.__name__}", function) for function in (all_gather_attention, all_to_all_attention)
 )
-print("\nkB kept by each rank     1 rank    2 ranks    4 ranks    beside q, k, v, out and lse of its own tokens")
+print(f"\n{'kB kept by each rank':20} {'1 rank':>10} {'2 ranks':>10} {'4 ranks':>10}    of what its own tokens take")
 own = b * s * a * (4 * d + 1) * 4
 for name, function in (("ring", ring), ("all-gather", gathered), ("all-to-all", traded)):
     kept = [
@@ -550,11 +565,13 @@ for name, function in (("ring", ring), ("all-gather", gathered), ("all-to-all", 
         for n in (1, 2, 4)
     ]
     print(
-        f"{name:18} " + " ".join(f"{x / 1e3:10.1f}" for x in kept) + f"    {kept[2] / (own / 4):.2f} times, on 4 ranks"
+        f"{name:20} " + " ".join(f"{x / 1e3:10.1f}" for x in kept) + f"    {kept[2] / (own / 4):.2f} times, on 4 ranks"
     )
 
 # %% [markdown]
-# The ring keeps its own tokens (and the small table of positions). All-gather keeps the keys and values of all. All
+# On the right, 1.00 would be q, k, v, out and lse of the rank's own tokens. The ring keeps these (and the small table
+# of positions). All-gather keeps the keys and values of all. All-to-all keeps no more of either, but the kernel that it
+# calls here keeps the causal mask, s × s numbers of 4 bytes: 36.9 kB for 96 tokens, whatever the number of ranks. All
 # three have to keep something of every layer, so this is multiplied by their number.
 
 # %% [markdown]
@@ -562,13 +579,15 @@ for name, function in (("ring", ring), ("all-gather", gathered), ("all-to-all", 
 #
 # Attention knows where its tokens stand. So must everything else that cares: the embedding of positions, and the
 # labels. Here is how somebody cut a batch for zig-zag, and a small transformer that is trained with it, on real text.
+# (`LocalTokens` is a tuple of three: inputs and labels (b, s/n), positions (s/n,). `token_positions(s, n)` is the
+# table of zig-zag, (n, s/n).) Mend the function in the next cell, in place.
 
 # %% exercise="context.local_tokens" bug="shifted_and_counted_in_the_part"
 from fivefold.context import local_tokens
 
 # %%
 data = torch.frombuffer(bytearray("\n".join(topics[name] for name in sorted(topics)).encode()), dtype=torch.uint8)
-h = a * d
+width = a * d
 
 
 class NextByte(nn.Module):
@@ -576,10 +595,12 @@ class NextByte(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, h), nn.Embedding(s, h)
-        self.norm, self.qkv, self.project = nn.LayerNorm(h), nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.mlp = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
-        self.out = nn.Linear(h, 256)
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(s, width)
+        self.norm, self.qkv, self.project = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.out = nn.Linear(width, 256)
 
     def forward(self, inputs: Tensor, positions: Tensor, attention) -> Tensor:
         x = self.bytes(inputs) + self.places(positions)
@@ -633,7 +654,8 @@ print(f"\nThen both models are used in one process, on new text: {tested[0]:.4f}
 # %% [markdown]
 # Nothing fails, and the loss falls on either. On one rank the program is right; on several the model learns something
 # that is not quite this text. There are **two** mistakes in it, and the columns agree when both are mended. Mend one,
-# and look at the columns again before you mend the other. Then the check.
+# and look at the columns again before you mend the other. With one mended, a column may even be lower than the right
+# one. Lower is not right. Then the check.
 #
 # <details><summary>Hint: how to look</summary>
 #
@@ -653,8 +675,9 @@ check("context.local_tokens", local_tokens)
 #
 # **PyTorch's ring.** `torch.distributed.tensor.experimental` has `context_parallel`: a `with` block in which
 # `scaled_dot_product_attention` is a ring, zig-zag included, for GPUs. What it is made of runs on a CPU too, where it
-# is handed the CPU's kernel; it is private, and may move with a new version. Beside it: yours, and the library's fast
-# path, which the trainer of lesson 11 can use. All four results of each have to be equal.
+# is handed the CPU's kernel; it is private, and may move with a new version. Beside it: yours, and the library's
+# `fast_ring_attention` (the *fast path* below: the same ring on PyTorch's fused kernels), which the trainer of lesson
+# 11 can use. All four results of each have to be equal.
 
 
 # %%
@@ -711,7 +734,7 @@ layers = {  # query heads and key heads of a rank, before the context is split; 
     "Llama 3 405B after TP 8: 16 heads, 1 key head": (16, 1),
 }
 for name, (heads, kv_heads) in layers.items():
-    print(f"\n{name}\n ranks   compute |  ring: MB, seen | all-gather: MB, seen, held | all-to-all: MB, seen")
+    print(f"\n{name}\n ranks   compute | both: MB | ring: seen | all-gather: seen, held | all-to-all: MB, seen")
     for n in (2, 4, 8, 16, 32):
         compute = 4 * heads * 128 * S**2 / 2 / n / FLOPS
         block = 2 * S / n * kv_heads * 128 * 2  # bytes of K and V
@@ -719,19 +742,21 @@ for name, (heads, kv_heads) in layers.items():
         seen = (n - 1) * max(0, block / LINK - compute / n)
         last = f"{trade / 1e6:8.0f} {trade / LINK * 1e3:6.2f} ms" if kv_heads % n == 0 else "more ranks than key heads"
         print(
-            f"{n:6} {compute * 1e3:6.1f} ms | {around / 1e6:6.0f} {seen * 1e3:6.2f} ms "
-            f"| {around / 1e6:6.0f} {around / LINK * 1e3:6.2f} ms {n * block / 1e6:6.0f} MB | {last}"
+            f"{n:6} {compute * 1e3:6.1f} ms | {around / 1e6:8.0f} | {seen * 1e3:7.2f} ms "
+            f"| {around / LINK * 1e3:9.2f} ms {n * block / 1e6:6.0f} MB  | {last}"
         )
 
 # %% [markdown]
-# (Modelled by formula, not measured: no latency, and kernels at full rate.)
+# (Modelled by formula, not measured: no latency, and kernels at full rate. *Both*: a ring and an all-gather send the
+# same bytes. TP 8 is tensor parallelism over 8 ranks.)
 #
-# - **DeepSpeed-Ulysses** trades: 4 · s · h/n numbers a link against 4 · s · h for Megatron-LM's sequence parallelism.
-#   It wins where all heads have keys of their own: the ring's bytes do not shrink with n, these do. It ends where key
-#   heads end.
-# - **Llama 3** gathers. After TP 8 there is one key head left, so all-to-all is out. K and V are small, and the time
-#   that is seen is small beside computing, which grows with the square of s. What a ring would save is little; what it
-#   would cost is that every kind of mask (documents that may not see each other) has to be taught to every block.
+# - **DeepSpeed-Ulysses** trades: 4 · s · h · d/n numbers a link (h heads of size d) against 4 · s · h · d for
+#   Megatron-LM's sequence parallelism. It wins where all heads have keys of their own, in the table from 8 ranks on:
+#   the ring's bytes do not shrink with n, these do. It ends where key heads end.
+# - **Llama 3** gathers. After TP 8 there is one key head left, so all-to-all is out. K and V are small. The time that
+#   is seen grows with the ranks: at 2 ranks 2% of attention alone, at 16 more than a quarter; but computing grows with
+#   the square of s. What a ring would save is that; what it would cost is that every kind of mask (documents that may
+#   not see each other) has to be taught to every block.
 # - **A ring** wins where K and V of everybody do not fit, and where its transfers hide: blocks as long as the condition
 #   above says.
 #
@@ -778,8 +803,8 @@ check("05.variant", variant_answer)
 #
 # | here | Megatron-LM | PyTorch (torchtitan) | DeepSpeed |
 # | --- | --- | --- | --- |
-# | `ring_attention` | `cp_comm_type` p2p, in Transformer Engine | `context_parallel`, rotation by all-to-all | – |
-# | `all_gather_attention` | `cp_comm_type` all_gather | `context_parallel`, rotation by all-gather | – |
+# | `ring_attention` | `cp_comm_type` p2p, in Transformer Engine | `context_parallel`, passed on by all-to-all | – |
+# | `all_gather_attention` | `cp_comm_type` all_gather | `context_parallel`, by all-gather | – |
 # | `all_to_all_attention` | `cp_comm_type` a2a | – | `DistributedAttention` |
 # | `zigzag` | `get_batch_on_this_cp_rank` | its load balance | – |
 #

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-Blocks = Iterable[tuple[Tensor, Tensor]]
+Blocks = Iterable[tuple[Tensor, Tensor]]  # pairs (scores, values), each of some keys
 
 
 def online_softmax(blocks: Blocks) -> tuple[Tensor, Tensor]:

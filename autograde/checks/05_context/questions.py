@@ -40,9 +40,9 @@ questions = [
     ),
     Question(
         id="05.bytes",
-        text="One layer of Llama 3 405B with TP 8 and CP 16, a sequence of 131,072 tokens: each rank has 8,192 of "
-        "them, and 1 of the 8 key heads, of 128 numbers in bf16. How many **MB** does a rank send in forward, be it "
-        "round a ring or in an all-gather?",
+        text="One layer of Llama 3 405B with tensor parallelism over 8 ranks (TP 8) and context parallelism over 16 "
+        "(CP 16), a sequence of 131,072 tokens: each rank has 8,192 of them, and 1 of the 8 key heads, of 128 numbers "
+        "in bf16. How many **MB** does a rank send in forward, be it round a ring or in an all-gather?",
         answer=2 * 8192 * 128 * 15 * 2 / 1e6,
         unit="MB",
         tolerance=0.01,
@@ -70,8 +70,8 @@ questions = [
                 "positions tell attention what a query may see; what it is to guess is what the labels say",
             ),
             "c": (
-                "At the end of each early chunk the model is taught that a far later token follows. The loss falls all "
-                "the same.",
+                "At the end of each early chunk but the last rank's, the model is taught that a far later token "
+                "follows. The loss falls all the same.",
                 "yes: two chunks that are no neighbours stand side by side. Nothing fails, and in one process all is "
                 "right",
             ),
