@@ -66,6 +66,20 @@ ONLINE_SOFTMAX = [
     ),
     Misconception(
         exercise="attention.online_softmax",
+        name="starts_from_zero",
+        hint="This looks like: m starts from a number. What if every score is below it?",
+        old="raised = torch.maximum(largest, scores.amax(dim=-1))",
+        new="raised = torch.maximum(largest, scores.amax(dim=-1)).clamp(min=0)",
+    ),
+    Misconception(
+        exercise="attention.online_softmax",
+        name="starts_from_a_low_number",
+        hint="This looks like: m starts from a number, and a low one. What if every score is below it?",
+        old="raised = torch.maximum(largest, scores.amax(dim=-1))",
+        new="raised = torch.maximum(largest, scores.amax(dim=-1)).clamp(min=-1e4)",
+    ),
+    Misconception(
+        exercise="attention.online_softmax",
         name="no_maximum",
         hint="This looks like: exp is taken of the scores as they are. With scores of ordinary size that is right. "
         "What is exp(10000)?",
@@ -81,20 +95,6 @@ ONLINE_SOFTMAX = [
         old="weighted = weighted * rescale[..., None] + weights @ values",
         new="weighted = weighted + weights @ values",
         also=(("total = total * rescale + weights.sum(dim=-1)", "total = total + weights.sum(dim=-1)"),),
-    ),
-    Misconception(
-        exercise="attention.online_softmax",
-        name="starts_from_zero",
-        hint="This looks like: m starts from a number. What if every score is below it?",
-        old="raised = torch.maximum(largest, scores.amax(dim=-1))",
-        new="raised = torch.maximum(largest, scores.amax(dim=-1)).clamp(min=0)",
-    ),
-    Misconception(
-        exercise="attention.online_softmax",
-        name="starts_from_a_low_number",
-        hint="This looks like: m starts from a number, and a low one. What if every score is below it?",
-        old="raised = torch.maximum(largest, scores.amax(dim=-1))",
-        new="raised = torch.maximum(largest, scores.amax(dim=-1)).clamp(min=-1e4)",
     ),
     Misconception(
         exercise="attention.online_softmax",
