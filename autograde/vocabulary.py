@@ -71,7 +71,7 @@ class Embedded(Words):
     def batches(self, rank: int) -> list[tuple[Tensor, Tensor]]:
         """Tokens and the gradient of their embedding for each step; the second step's tokens are of few rows."""
         place, few = self.place(rank)[0], max(1, self.size // 4)
-        below = [self.size, few][: max(self.steps, 1)]
+        below = [self.size, few][: self.steps or 2]
         return [
             (self.words(10 + 3 * i + place, limit), self.random(20 + 3 * i + place, *self.tokens, self.h))
             for i, limit in enumerate(below)
@@ -96,7 +96,9 @@ def try_embedding(solution: Callable, case: Embedded) -> dict:
         y = layer(given)
         if not step:
             found |= {"output": y.detach(), "tokens": given}
-        if y.shape != incoming.shape:
+        if not y.requires_grad:
+            found["apart"] = True
+        if y.shape != incoming.shape or not y.requires_grad:
             break
         y.backward(incoming)
         with torch.no_grad():
@@ -110,15 +112,18 @@ def try_embedding(solution: Callable, case: Embedded) -> dict:
 
 
 def _own_exchange(solution: Callable, case: Embedded, group: dist.ProcessGroup, weight: Tensor) -> dict:
+    """With words of any rank, and with those of the first ranks: the exchange sums, as a layer's own would, and more."""
     called = []
 
     def leave(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         called.append(rows.shape)
-        return (2 + group.rank()) * rows
+        total = rows.detach().clone()
+        dist.all_reduce(total, group=group)
+        return (2 + group.rank()) * total
 
     layer = solution(weight, group, leave=leave)
-    tokens, _ = case.batches(dist.get_rank())[0]
-    return {"own": layer(tokens).detach(), "calls": len(called)}
+    any_words, few_words = (layer(tokens).detach() for tokens, _ in case.batches(dist.get_rank()))
+    return {"own": any_words, "own, few": few_words, "calls": len(called)}
 
 
 def expected_embedding(case: Embedded, rank: int) -> dict:
@@ -126,9 +131,10 @@ def expected_embedding(case: Embedded, rank: int) -> dict:
     weight = case.weight().requires_grad_()
     batches, found = case.batches(rank), {}
     if not case.steps:
-        tokens, number = batches[0][0], case.place(rank)[1]
-        own = (tokens // case.rows(rank) == number)[..., None]
-        return {"own": (2 + number) * F.embedding(tokens, weight).detach() * own, "calls": 1}
+        any_words, few_words = (
+            (2 + case.place(rank)[1]) * F.embedding(tokens, weight).detach() for tokens, _ in batches
+        )
+        return {"own": any_words, "own, few": few_words, "calls": 2}
     for step, (tokens, incoming) in enumerate(batches):
         y = F.embedding(tokens, weight)
         (grad,) = torch.autograd.grad(y, weight, incoming)

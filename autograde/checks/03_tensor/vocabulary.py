@@ -32,9 +32,10 @@ class VocabEmbedding(Check):
         k = 1 + seed % 3
         if level == "visible":
             sizes = [(4, ((0, 1, 2, 3),), 10, (2, 3), 3, 2), (4, ((0, 1, 2), (3,)), 4, (5,), 2, 2)]
-            sizes += [(4, ((0, 1), (2, 3)), 7, (2, 2), 3, 0)]
+            sizes += [(4, ((0, 1), (2, 3)), 7, (2, 2), 3, 0)]  # also words that rank 1 and 3 have none of
         else:
             sizes = [(5, ((0, 2), (1, 3, 4)), 6 + k, (2, k), 3, 2), (2, ((0, 1),), 9, (1, 2, 3), 1 + k, 2)]
+            sizes += [(3, ((0, 1, 2),), 8 + k, (3,), 2, 0)]
         training = tuple(name for name in self.points if name != "arguments")
         return [
             Embedded(
@@ -51,9 +52,18 @@ class VocabEmbedding(Check):
     def judge(self, case: Embedded, outcomes: list, ledger: Any) -> Iterator[Finding]:
         expected = [expected_embedding(case, rank) for rank in range(case.world_size)]
         if not case.steps:
-            for name, words in (("own", "the output with leave= of the check's own"), ("calls", "the calls of leave")):
+            for name, words in (
+                ("own", "the output with leave= of the check's own"),
+                ("own, few", "the output with leave= of the check's own, where some ranks have no word,"),
+                ("calls", "the number of calls of leave, in two forwards,"),
+            ):
                 yield compare("arguments", words, [o[name] for o in outcomes], [e[name] for e in expected])
             return
+        apart = [rank for rank, outcome in enumerate(outcomes) if outcome.get("apart")]
+        if apart:
+            ranks = f"rank{'s' * (len(apart) > 1)} {', '.join(map(str, apart))}"
+            seen = f"on {ranks} the output does not depend on the weight, so it has no gradient"
+            yield Finding("gradient", False, seen, look="Does every rank take the same path?")
         for property, name, words in (
             ("output", "output", "the output"),
             ("output", "tokens", "the tokens afterwards"),

@@ -38,6 +38,20 @@ VOCAB_EMBEDDING = [
     ),
     Misconception(
         exercise="tensor.VocabEmbedding",
+        name="own_exchange_skipped",
+        hint="This looks like: a rank that has none of these tokens takes part in an all-reduce of its own making, "
+        "also where another `leave` was given. What do the other ranks of its group take part in?",
+        old="return self.leave(rows.masked_fill(~mine[..., None], 0), self.group)",
+        new="""
+        rows = rows.masked_fill(~mine[..., None], 0)
+        if not mine.any():
+            dist.all_reduce(rows, group=self.group)
+            return rows
+        return self.leave(rows, self.group)
+        """,
+    ),
+    Misconception(
+        exercise="tensor.VocabEmbedding",
         name="place_in_the_world",
         hint="This looks like: a rank finds its rows by its number in the world. "
         "Which number does it have among those that share this vocabulary?",
