@@ -116,9 +116,9 @@ class LayerCheck(Check):
         yield from self._judge_calls(outcomes, [name for name, tensor in whole.items() if tensor is not None])
         refused = outcomes[0]["refused"]
         if refused != "ValueError":
-            done = f"raises {refused}" if refused else "is cut without a word"
-            yield Finding("arguments", False, f"a size that {len(case.groups[0])} ranks cannot share {done}",
-                          "expected a ValueError that says so")  # fmt: skip
+            done = f"raises {refused}" if refused else "is taken without a word"
+            seen = f"{case.uneven()}, which {len(case.groups[0])} ranks cannot share, {done}"
+            yield Finding("arguments", False, seen, "expected a ValueError that says so")
 
     def _judge_calls(self, outcomes: list[Any], weights: list[str]) -> Iterator[Finding]:
         """An exchange is called once a forward; a bias that is not there is no parameter."""

@@ -38,6 +38,10 @@ class Layer(Case):
         many = f", {self.steps} steps" if self.steps > 1 else ""
         return f"{ranks_in_words(self.groups)}, {sizes}{many}{'' if self.steps else ', other arguments'}"
 
+    def uneven(self) -> str:
+        """In words: the size that ranks are to refuse, one larger than `inner`."""
+        return f"inner {self.inner + 1}"
+
     def random(self, what: int, *shape: int) -> Tensor:
         """Random numbers, the same for every `what` and shape."""
         generator = torch.Generator().manual_seed(1000 * self.seed + what)

@@ -96,11 +96,12 @@ def try_embedding(solution: Callable, case: Embedded) -> dict:
         y = layer(given)
         if not step:
             found |= {"output": y.detach(), "tokens": given}
-        if not y.requires_grad:
-            found["apart"] = True
-        if y.shape != incoming.shape or not y.requires_grad:
+        if y.shape != incoming.shape:
             break
-        y.backward(incoming)
+        if y.requires_grad:
+            y.backward(incoming)
+        else:
+            found["apart"] = True
         with torch.no_grad():
             for name, parameter in parameters.items():
                 if not step:
@@ -112,7 +113,7 @@ def try_embedding(solution: Callable, case: Embedded) -> dict:
 
 
 def _own_exchange(solution: Callable, case: Embedded, group: dist.ProcessGroup, weight: Tensor) -> dict:
-    """With words of any rank, and with those of the first ranks: the exchange sums, as a layer's own would, and more."""
+    """With words of any rank, then with those of the first ranks. The exchange sums and scales."""
     called = []
 
     def leave(rows: Tensor, group: dist.ProcessGroup) -> Tensor:

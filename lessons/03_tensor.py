@@ -133,7 +133,7 @@ def by_hand(x: Tensor) -> Tensor:
 
 
 x = random(b, s, h, seed=5)
-done = run(by_hand, world_size, x, measure=True)
+done = run(by_hand, world_size, x, measure=True)  # measured: what ranks compute and keep, too
 
 w_in, _, w_out, _ = weights()
 y = F.linear(F.gelu(F.linear(x, w_in)), w_out)  # the same in this process, whole
@@ -204,7 +204,7 @@ print(f"their sum is off by at most {(sum(parts) - x_whole.grad).abs().max():.0e
 #
 # PyTorch calls `forward(ctx, x, group)` when you call `.apply(x, group)`. Keep on `ctx` what backward will need.
 # `backward(ctx, grad)` returns one gradient for each argument of forward: x has one, a group has none.
-# `dist.all_reduce(tensor, group=group)` overwrites its tensor, which must be contiguous.
+# `dist.all_reduce(tensor, group=group)` overwrites its tensor; on GPUs it must be contiguous.
 # </details>
 
 # %% exercise="tensor.copy_to_ranks"
@@ -265,8 +265,8 @@ done.ledger.traffic()
 # - **In, out**: x (…, in), whole on every rank; the output (…, out/t) is this rank's piece.
 # - **Travels**: nothing of its own. x passes `enter(x, group)` first, which is *f* where nothing else is given. (Such a
 #   function of a tensor and a group is an `Exchange` in the signature. Lesson 04 gives others.)
-# - **Checked**: output; gradients of x and of both parameters, also after an optimizer step; traffic; memory; other
-#   arguments: no bias, another `enter`, a size that t does not divide.
+# - **Checked**: output; gradients of x and of both parameters, also after an optimizer step; traffic; memory (a rank
+#   keeps its part of the weights, not the whole); no bias, another `enter`, a size that t does not divide.
 
 # %% exercise="tensor.ColumnLinear"
 from fivefold.tensor import ColumnLinear
@@ -411,7 +411,7 @@ print(together[0]["text"])
 #
 # The other half of a transformer's layer is such a pair too. Its heads know nothing of each other: what computes
 # queries, keys and values is cut by columns, *head by head*, each rank attends with its own heads, and the output
-# projection is cut by rows.
+# projection is cut by rows. Several query heads may read the same key and value head, which saves memory.
 #
 # ![Two ranks. The rows of the fused weight lie by key head: the queries q0 and q1 that read it, k0, v0, then q2, q3,
 # k1, v1. The upper half is rank 0's. Each query head reads its key head; the columns of the output projection give one
@@ -421,7 +421,8 @@ print(together[0]["text"])
 #   picture, for any number of query heads to a key head. `check_heads(num_heads, num_kv_heads, group)`, ready made,
 #   raises the error where heads do not fit.
 # - **Made of** `self.qkv`, a `ColumnLinear`, and `self.out`, a `RowLinear`. `enter` and `leave` are for these two.
-# - **In between**: queries, keys and values as (b, heads of this rank, s, d); then `rotate`, if there is one; the core.
+# - **In between**: queries, keys, values as (b, heads of this rank, s, d), with heads of size d; then `rotate`, if one
+#   is given; then the core, softmax(q kᵀ/√d) v with a mask: `causal_attention`, or the one that was given.
 # - **Travels**: one all-reduce forward, one backward.
 # - **Checked**: output; gradients, also after an optimizer step; traffic; memory; other arguments, as above.
 #
@@ -445,9 +446,9 @@ check("tensor.Attention", Attention)
 # by words: each rank has V/t of them. To embed a token, the rank that has its row looks it up, and the others give
 # zeros. The sum over ranks is the embedding: one all-reduce, forward only.
 #
-# Below is how somebody wrote it. Their test, with random words, is green. Training on text goes well for a while, and
-# then stands still. (It is a program to be mended: change what is wrong with it where it stands. The `try` below it is
-# the grader's: leave it.)
+# Below is how somebody wrote it. Their test, with random words, is green. Training on text, with 4 ranks, goes well for
+# a while, and then stands still. Mend it where it stands (the `try` below it is the grader's: leave it). Then run its
+# cell, the cell with the batches, and the check.
 
 # %% exercise="tensor.VocabEmbedding" bug="skips_its_turn"
 from fivefold.tensor import VocabEmbedding
@@ -507,7 +508,8 @@ check("tensor.VocabEmbedding", VocabEmbedding)
 #
 # - **In, out**: z (…, V/t); `targets` (…), words of the whole vocabulary, equal on all ranks; one loss a token.
 # - **Travels**: three all-reduces of one number a token, forward. Nothing backward.
-# - **A target** that is `ignore_index` has loss 0, and gives no gradient. z is −∞ where a column belongs to no word.
+# - **A target** that is `ignore_index` has loss 0, and gives no gradient. z is −∞ where a column belongs to no word
+#   (the vocabulary was padded); on the last rank that can be *all* columns.
 # - **bfloat16** is computed in float32: `torch.promote_types(z.dtype, torch.float32)`.
 # - **Checked**: losses; the gradient of *each* rank's logits; traffic; memory. Logits can be in the thousands. Neither
 #   argument is changed.
@@ -561,7 +563,7 @@ torch.testing.assert_close(apart.results, gathered.results)
 for words, ledger in (("together", gathered.ledger), ("in pieces", apart.ledger)):
     sent = sum(call.sent for call in ledger[0].communications)
     kept = ledger[0].memory.peak_saved
-    print(f"logits {words:9}: each rank sends {sent / 1e3:8,.1f} kB, and keeps {kept / 1e6:5.1f} MB for backward")
+    print(f"{f'logits {words}:':17} each rank sends {sent / 1e3:8,.1f} kB, and keeps {kept / 1e6:5.1f} MB for backward")
 print(f"3 · 2(t−1)/t · b·s · 4 bytes =      {3 * 2 * (world_size - 1) / world_size * b * s * 4 / 1e3:8,.1f} kB")
 
 # %% [markdown]
@@ -657,8 +659,8 @@ check("cost.tensor_traffic", tensor_traffic)
 # - **Backward** computes the gradient of x, *starts* its all-reduce, computes the gradients of weight and bias, waits.
 # - **Where x needs no gradient** nothing travels: `ctx.needs_input_grad` has a bool for each argument of forward.
 # - **Built from, in, out**: as a `ColumnLinear`, without `enter`.
-# - **Checked**: output, gradients, traffic, memory, and the *overlap*: your run is replayed on H100s with large
-#   matrices, and at most 5% of the all-reduce's time may be left in which a rank stands still for it.
+# - **Checked**: output, gradients, traffic, memory (of the weights), and the *overlap*: your run is replayed on H100s
+#   with large matrices, and at most 5% of the all-reduce's time may be left in which a rank stands still for it.
 #
 # <details><summary>Hint: to start something</summary>
 #
@@ -707,7 +709,8 @@ plots.timeline(before, title=f"Everybody stands still for every all-reduce: {bef
 
 # %%
 faster = 1 - after.makespan / before.makespan
-title = f"Started early, backward's are hidden: {after.share('exposed'):.0%}, and the step is {faster:.0%} shorter"
+still = f"{after.share('exposed'):.0%}"
+title = f"Started early, backward's are hidden: ranks stand still for {still}, and the step is {faster:.0%} shorter"
 plots.timeline(after, title=title)
 
 # %% [markdown]
@@ -772,6 +775,8 @@ plots.traffic_by_axis(
 # %% [markdown]
 # **The memory.** Of your layers, without norms and ends, so that the formula is short. Weights shrink to 1/t, and so
 # does what waits for backward inside the pairs. The input of each pair does not: every rank keeps every token of it.
+# Below, a is the number of heads; a·s/h are the probabilities, s for each token and head, and s² is the mask, one byte
+# a pair.
 
 
 # %%
@@ -797,15 +802,13 @@ for name, held, each, formula, words in (
         of_one.peak_saved,
         of_each.peak_saved,
         kept_formula,
-        "2 · (bsh · (2 + (12 + as/h)/t) · 4 + s²)",
+        "2 · (bsh · (2 + (12 + a·s/h)/t) · 4 + s²)",
     ),
 ):
     print(f"{name:17} {held / 1e6:5.2f} MB {each / 1e6:7.2f} MB {formula / 1e6:7.2f} MB = {words}")
 plots.memory(by_all)
 
 # %% [markdown]
-# (a is the number of heads; as/h are the probabilities, s for each token and head, and s² the mask, one byte a pair.)
-#
 # **More ranks?** Move the controls. Begin with h = 1,024 and look at 8 ranks; then make h larger. Then put 2 GPUs
 # into a server instead of 8. When is it worth a rank more?
 

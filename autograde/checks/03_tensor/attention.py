@@ -31,6 +31,10 @@ class Heads(Layer):
         more = "" if self.steps else ", other arguments"
         return f"{ranks_in_words(self.groups)}, {self.tokens[0]} × {self.tokens[1]} tokens, {heads}{many}{more}"
 
+    def uneven(self) -> str:
+        """In words: the number of heads that ranks are to refuse, one key head more."""
+        return f"a layer of {(self.inner + 1) * self.per_group} query heads on {self.inner + 1} key heads"
+
 
 def _tripled(x: Tensor, group: Any) -> Tensor:
     return 3 * x

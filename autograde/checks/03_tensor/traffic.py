@@ -18,7 +18,7 @@ class Sizes(Case):
     layers: tuple[tuple[int, int, int, int], ...]
 
     def __str__(self) -> str:
-        return numbered(len(self.layers), "layer")
+        return "one layer, of several sizes"
 
 
 class TensorTraffic(Check):
@@ -43,4 +43,8 @@ class TensorTraffic(Check):
             times = f" ({got / wanted:.4g} times)" if wanted else ""
             seen = f"{got:,.0f} elements, expected {wanted:,.0f}{times}"
             detail = f"b {b}, s {s}, h {h}, t {t}"
-            yield Finding("several ranks" if t > 1 else "one rank", off < 1e-9, seen, detail, error=off)
+            if off >= 1e-9:
+                yield Finding("several ranks" if t > 1 else "one rank", False, seen, detail, error=off)
+        for name, alone in (("several ranks", False), ("one rank", True)):
+            sizes = sum((t == 1) == alone for *_, t in case.layers)
+            yield Finding(name, True, f"{numbered(sizes, 'size')} of a layer", "exact")

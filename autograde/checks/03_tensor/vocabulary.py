@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from autograde.check import Check
 from autograde.compare import compare
@@ -21,6 +24,16 @@ from autograde.vocabulary import (
 )
 
 EVERY = "Which all-reduces does a rank take part in? All that its group makes, whatever its own numbers are."
+
+OTHERS = "Every word of the vocabulary is in the sum of exponentials: on which ranks does that give a gradient?"
+
+
+def _left_out(pairs: list[tuple[Any, Tensor]]) -> bool:
+    """Whether logits that are to have a gradient have none, or zero."""
+    return any(
+        got is None or (got.shape == wanted.shape and bool(((got == 0) & (wanted.abs() > 1e-6)).any()))
+        for got, wanted in pairs
+    )
 
 
 class VocabEmbedding(Check):
@@ -66,14 +79,15 @@ class VocabEmbedding(Check):
             yield Finding("gradient", False, seen, look="Does every rank take the same path?")
         for property, name, words in (
             ("output", "output", "the output"),
-            ("output", "tokens", "the tokens afterwards"),
+            ("output", "tokens", "the tensor of tokens afterwards"),
             ("gradient", "weight.grad", "weight.grad"),
             ("gradient", "weight after 2 steps", "weight after 2 steps"),
         ):
             tolerance = "rounding" if property == "gradient" else "exact"
             yield compare(property, words, [o.get(name) for o in outcomes], [e[name] for e in expected], tolerance)
         number = 8 * case.h * math.prod(case.tokens)
-        yield expect("traffic", ledger, Calls("all_reduce", case.calls(2), 0, number, case.groups), look=EVERY)
+        traffic = expect("traffic", ledger, Calls("all_reduce", case.calls(2), 0, number, case.groups), look=EVERY)
+        yield replace(traffic, detail=f"{traffic.detail}, in 2 steps") if traffic.passed else traffic
         yield self._memory(case, outcomes)
 
     @staticmethod
@@ -124,10 +138,10 @@ class VocabCrossEntropy(Check):
             return compare(property, words, [o[name] for o in outcomes], [e[name] for e in expected], tolerance, look)
 
         yield same("output", "loss", "the loss", "layers")
-        yield same("output", "logits", "the logits afterwards", "exact")
-        yield same("output", "targets", "the targets afterwards", "exact")
-        look = "Every word of the vocabulary is in the sum of exponentials: on which ranks does that give a gradient?"
-        yield same("gradient", "logits.grad", "logits.grad", "layers", look)
+        yield same("output", "logits", "the tensor of logits afterwards", "exact")
+        yield same("output", "targets", "the tensor of targets afterwards", "exact")
+        pairs = [(o["logits.grad"], e["logits.grad"]) for o, e in zip(outcomes, expected, strict=True)]
+        yield same("gradient", "logits.grad", "logits.grad", "layers", OTHERS if _left_out(pairs) else "")
         yield self._traffic(case, ledger)
         yield self._memory(case, ledger)
 

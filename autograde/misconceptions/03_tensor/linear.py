@@ -94,8 +94,8 @@ ROW_LINEAR = [
     Misconception(
         exercise="tensor.RowLinear",
         name="bias_on_first_rank",
-        hint="This looks like: rank 0 of the group adds its bias before the sum, and the others do not use theirs. "
-        "What do their copies of the bias learn?",
+        hint="This looks like: the bias is in the output, but there are ranks whose own copy has no part in that. "
+        "What do these copies learn?",
         old="""
         total = self.leave(F.linear(x, self.weight), self.group)  # (..., out)
         return total if self.bias is None else total + self.bias

@@ -57,8 +57,8 @@ COPY_TO_RANKS = [
     Misconception(
         exercise="tensor.copy_to_ranks",
         name="in_place_backward",
-        hint="This looks like: the gradient that comes in is overwritten with the sum. "
-        "In x + f(x), to whom does autograd hand the same tensor?",
+        hint="This looks like: the gradient that comes in is overwritten by the sum, or more than f's part is summed. "
+        "In x + f(x), x's gradient comes on two ways: what should happen on the one that passes f by?",
         old="grad = grad.clone(memory_format=torch.contiguous_format)",
         new="",
     ),

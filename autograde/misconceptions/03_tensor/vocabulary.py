@@ -163,7 +163,8 @@ TENSOR_TRAFFIC = [
     Misconception(
         exercise="cost.tensor_traffic",
         name="forward_alone",
-        hint="This looks like: two all-reduces a layer. In which pass are there two, and what happens in the other?",
+        hint="This looks like: two all-reduces a layer, or each one without its factor 2. In which pass are there two, "
+        "what happens in the other, and how often does an all-reduce send its tensor?",
         old="return 8 * b * s * h * (t - 1) / t",
         new="return 4 * b * s * h * (t - 1) / t",
     ),

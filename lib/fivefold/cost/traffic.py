@@ -43,11 +43,10 @@ def zero_traffic(parameters: float, ranks: int, stage: int) -> float:
 
 
 def tensor_traffic(b: int, s: int, h: int, t: int) -> float:
-    """Elements that a rank sends for one transformer layer and one micro-batch, forward and backward.
+    """Elements that a rank sends for one transformer layer, an attention and an MLP, forward and backward.
 
     b sequences of s tokens, h features, t ranks. Forward takes two all-reduces of the activations, one after the
-    attention and one after the MLP; backward takes two before them. With sequence parallelism each is a reduce-scatter
-    and an all-gather: the same elements (Narayanan et al. 2021, section 3.2).
+    attention and one after the MLP; backward takes two before them (Narayanan et al. 2021, section 3.2).
     """
     return 8 * b * s * h * (t - 1) / t
 

@@ -129,7 +129,8 @@ class Attention(nn.Module):
         of the num_heads/num_kv_heads query heads that read it, then its own, then those of its value head. out_weight
         (h, num_heads·d) takes the query heads in order; out_bias (h). Biases may be None. self.qkv is a `ColumnLinear`,
         self.out a `RowLinear`; `enter` and `leave` are theirs. `core(q, k, v)` is `causal_attention` where None is
-        given, and takes the same shapes. Raises ValueError where heads cannot be grouped, or not split over the ranks.
+        given; it gets the num_heads/t query heads and the num_kv_heads/t key heads of this rank, unrepeated. Raises
+        ValueError where heads cannot be grouped, or not split over the ranks.
         """
         super().__init__()
         check_heads(num_heads, num_kv_heads, group)
