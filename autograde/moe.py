@@ -95,7 +95,8 @@ def try_mixture(solution: Any, case: Mixture) -> dict:
     groups = (made.dp_cp, made.tp) if case.split else (made.dp_cp,)
     options = {"enter": gather_tokens, "leave": scatter_tokens} if case.split else {}
     options |= {"capacity_factor": case.factor} if case.factor is not None else {}
-    options |= {"balance_weight": case.balance, "balance_groups": groups} if case.balance else {}
+    options |= {"balance_weight": case.balance} if case.balance else {}
+    options |= {"balance_groups": groups} if case.balance or "traffic" in case.properties else {}
     whole = case.weights()
     layer = solution(*whole.values(), case.top_k, made.ep, made.tp, **options)
     kept = kept_storages(layer)
@@ -109,7 +110,7 @@ def try_mixture(solution: Any, case: Mixture) -> dict:
         layer.zero_grad()
         with phase(f"step {step}"):
             y = layer(x)
-            found |= {f"output {step}": y.detach().clone()}
+            found |= {f"output of step {step}": y.detach().clone()}
             if y.shape != incoming.shape:
                 break
             y.backward(incoming)
@@ -118,8 +119,12 @@ def try_mixture(solution: Any, case: Mixture) -> dict:
                 for group in over.get(name, ()):
                     parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     dist.all_reduce(parameter.grad, group=group)
-        found |= {f"x.grad {step}": x.grad} | {f"{name}.grad {step}": p.grad.clone() for name, p in parameters.items()}
-        found |= {f"balance {step}": getattr(layer, "balance", None)} if case.balance else {}
+        found |= {f"x.grad of step {step}": x.grad}
+        found |= {f"{name}.grad of step {step}": p.grad.clone() for name, p in parameters.items()}
+        if case.balance:
+            balance = getattr(layer, "balance", None)
+            found["attached"] = isinstance(balance, Tensor) and balance.requires_grad
+            found[f"balance of step {step}"] = balance.detach() if isinstance(balance, Tensor) else balance
         with torch.no_grad():
             for parameter in parameters.values():
                 parameter -= RATE * parameter.grad
@@ -148,11 +153,11 @@ def in_one_process(case: Mixture) -> tuple[list[dict[str, Tensor]], list[list[Te
         routed.append([taken for *_, taken in done])
         for rank, own in enumerate(expected):
             place = case.place(rank)
-            own[f"output {step}"] = case.own(rank, done[place][0].detach())
-            own[f"x.grad {step}"] = case.own(rank, inputs[place].grad)
+            own[f"output of step {step}"] = case.own(rank, done[place][0].detach())
+            own[f"x.grad of step {step}"] = case.own(rank, inputs[place].grad)
             for name, tensor in whole.items():
-                own[f"{name}.grad {step}"] = case.piece(rank, name, tensor.grad)
-            own |= {f"balance {step}": loss.detach()} if case.balance else {}
+                own[f"{name}.grad of step {step}"] = case.piece(rank, name, tensor.grad)
+            own |= {f"balance of step {step}": loss.detach()} if case.balance else {}
         with torch.no_grad():
             for tensor in whole.values():
                 tensor -= RATE * tensor.grad

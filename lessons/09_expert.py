@@ -161,7 +161,7 @@ for rank, (part, whole) in enumerate(
     print(f"rank {rank} is off by at most {(part - whole.flatten(0, 1)).abs().max():.0e}")
 
 # %% [markdown]
-# On the ledger stand three all-to-alls. "At most" says that the ranks differ: the text decides how much they send.
+# On the ledger stand three all-to-alls: the counts, the rows there, the rows back. "At most" says that the ranks differ: the text decides how much they send.
 
 # %%
 done.ledger.traffic()
@@ -283,7 +283,8 @@ check("expert.all_to_all", all_to_all)
 # - **Counts first**: how many rows for each of *its* experts a rank gets from each other. Then the rows.
 # - **Returned**: the rows sorted by expert, then by sender, then by position; how many each expert got; and a `Plan`
 #   for the way back: `sent`, which of the T · top_k choices each sent row is; `regrouped`, which received row stands
-#   at each place after the sorting; and the rows sent to and received from each rank.
+#   at each place after the sorting; `sends` and `receives`, the rows to and from each rank (lists of int).
+#   `Plan(sent, regrouped, sends, receives)`.
 # - **Travels**: two all-to-alls forward, one backward. Dropped choices stay at home.
 # - **Checked**: all of it; ranks that get or send nothing; a number of experts that n does not divide.
 #
@@ -358,10 +359,11 @@ for rank, ((part, counts), whole) in enumerate(
 # - **Built from** whole weights. A rank keeps the router, its E/n experts, and of each its f/t inner features.
 # - **Forward**: route, enter, drop, dispatch, `grouped_mlp`, combine, leave. The router stands before `enter`, so its
 #   gradient is whole on every rank of `tp_group`. What goes into the region passes `enter`: tokens, gates, and the
-#   experts too, which have no gradient. (In lesson 04 `enter` gathers tokens; their experts must come along.)
+#   experts too, which have no gradient. Hand `enter` tensors of (b, s, …), and flatten inside the region: lesson 04's
+#   `enter` gathers along dimension 1.
 # - **Capacity**: where a factor is given, from the number of tokens inside the region.
 # - **Balance**: where it has a weight, add it with `with_loss(out, loss)`, which returns `out` and makes backward
-#   minimise `loss` as well; keep its value as `self.balance`.
+#   minimise `loss` as well. Keep the loss without its weight, detached, as `self.balance` (a scalar tensor).
 # - **Gradients of experts**: of all tokens that came here, unscaled.
 # - **Checked**: output and all gradients against every expert in one process, two steps, with EP 4 over DP 2 × CP 2
 #   beside TP 2; traffic; memory; capacity; balance; other arguments.
@@ -426,7 +428,9 @@ def train(
     everyone = ranks.dp_cp
     torch.set_default_dtype(torch.float64)  # a choice is a jump: rounding in another order could tip it
     torch.manual_seed(0)  # so that what is copied starts equal on every rank
-    share = balance * everyone.size()  # each rank adds its part of one balance loss; the mean below divides all alike
+    share = (
+        balance * everyone.size()
+    )  # gradients are divided by the number of ranks below, and this one's should not be
     moe = my_MoE(*weights(), 1, ranks.ep, ranks.tp, balance_weight=share, balance_groups=(everyone,))
     model = NextByte(moe)
     update = getattr(torch.optim, optimizer)(model.parameters(), lr=rate)
@@ -495,8 +499,8 @@ check("expert.route_within_servers", route_within_servers)
 # %% [markdown]
 # ## See it
 #
-# **The load**, expert by expert and step by step, as your two trainings went on. Without a balance loss the router
-# falls in love: an expert that gets more tokens learns more, becomes better, and gets more tokens.
+# **The load**, expert by expert and step by step, as the two trainings on all ranks went on. Without a balance loss the
+# router falls in love: an expert that gets more tokens learns more, becomes better, and gets more tokens.
 
 # %%
 plots.expert_load({"without a balance loss": free[0]["loads"], "with it": even[0]["loads"]})
@@ -572,7 +576,8 @@ plots.traffic(steps["without a balance loss"], title=title)
 plots.traffic(steps["with it"], title=f"With a balance loss, {evened:.1f} times as much")
 
 # %% [markdown]
-# The sum is no smaller. What a rank sends is beside the formula for an even load:
+# The sum of all that is sent hardly changes, a few percent; the busiest rank sends far less. Beside it the formula for
+# an even load:
 
 # %%
 tokens = b * s // world_size
@@ -626,13 +631,15 @@ for num_experts in (E, 2 * E, 4 * E):
     print(f"{num_experts:7} {whole / 1e6:13.2f} MB {kept / 1e6:8.2f} MB {needed:26,} {operations:10,.0f}")
 
 # %% [markdown]
-# More is measured than is needed: `grouped_mlp` pads each expert's rows to the most that one on this rank has, and the
-# more experts, the more uneven they are. Kernels for this, *grouped* products, do without padding.
+# Where a rank has several experts, more is measured than is needed: `grouped_mlp` pads each expert's rows to the most
+# that one on this rank has, and the more experts, the more uneven they are. Kernels for this, *grouped* products, do
+# without padding.
 #
 # **Fewer servers.** Say that each rank is a server with its own experts, and that every token goes to 4 experts. Your
 # `dispatch` sends a row for each. DeepSeek-V3 sends a token once to each server, where it is handed on over the fast
 # links; then the limit on servers is a limit on what crosses the network. What it costs is what the closed experts
-# were worth to the token: the sum of its gates.
+# were worth to the token: the sum of its gates. (With 8 ranks a server has one expert. Then 4 experts are on 4 servers
+# in any case, and all rows below are alike.)
 
 # %%
 my_limited = mine("expert.route_within_servers", route_within_servers)

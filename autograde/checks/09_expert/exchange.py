@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,8 +143,13 @@ class Dispatch(Check):
         if case.properties == ("refusal",):
             refused = outcomes[0]["refused"]
             done = f"raise {refused}" if refused else "are spread without a word"
+            late = bool(ledger[0].communications)
+            done += " after ranks have talked" * (late and refused == "ValueError")
             seen = f"{case.num_experts} experts over {case.world_size} ranks {done}"
-            yield Finding("refusal", refused == "ValueError", seen, "expected a ValueError that says so", error=0.0)
+            good = refused == "ValueError" and not late
+            yield Finding(
+                "refusal", good, seen, "expected a ValueError that says so, before anything travels", error=0.0
+            )
             return
         ranks = range(case.world_size)
         output, gradient, traffic = case.properties if case.properties == BASIC else case.properties * 3
@@ -263,8 +269,10 @@ def _summed(case: Routed, rank: int, of: Any, plain: bool = False) -> Tensor:
 
 
 def _refusal(call: Any) -> str:
+    """The name of the exception that a call raises, and whether a collective did; empty where none is raised."""
     try:
         call()
     except Exception as error:
-        return type(error).__name__
+        raised = list(traceback.walk_tb(error.__traceback__))[-1][0].f_globals.get("__name__", "")
+        return type(error).__name__ + " from inside a collective" * raised.startswith(("torch.", "fivefold.runtime"))
     return ""

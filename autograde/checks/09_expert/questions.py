@@ -51,7 +51,8 @@ questions = [
                 "it does not have the weights of that expert; to spread the load is the router's work",
             ),
             "d": (
-                "It takes part in every all-to-all, with 0 rows to receive, and sends its own tokens out.",
+                "It takes part in every all-to-all: it sends its tokens out, gets no rows to work on, and receives "
+                "its own results back.",
                 "yes: a number of rows may be 0, and the gradient of its experts is 0 then, which it hands on as well",
             ),
         },

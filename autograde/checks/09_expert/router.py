@@ -18,18 +18,23 @@ from autograde.verdict import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class Logits(Case):
-    """Logits of T tokens for E experts, which may stand on servers; `ties` makes many of them equal."""
+    """Logits of T tokens for E experts, which may stand on servers.
+
+    `ties` makes many of them equal. `far`: one expert has all the probability, and the others' rounds to 0.
+    """
 
     tokens: int
     num_experts: int
     top_k: int
     ties: bool = False
+    far: bool = False
     servers: int = 1
     most: int = 1
 
     def __str__(self) -> str:
         words = f"{self.tokens} tokens, {self.num_experts} experts, top {self.top_k}"
         words += f", {self.most} of {self.servers} servers" if self.servers > 1 else ""
+        words += ", all but one with probability 0" if self.far else ""
         return words + (", many of them equally likely" if self.ties else "")
 
     def numbers(self, what: int, *shape: int) -> Tensor:
@@ -39,6 +44,9 @@ class Logits(Case):
     def logits(self) -> Tensor:
         """(T, E), not contiguous."""
         numbers = self.numbers(0, self.num_experts, self.tokens).t()
+        if self.far:
+            numbers = numbers - 900
+            numbers[:, -2] = 0
         return numbers.round() if self.ties else 2 * numbers
 
     def incoming(self) -> tuple[Tensor, Tensor]:
@@ -157,15 +165,19 @@ class RouteWithinServers(Check):
             sizes = [(6 + k, 16, 4, 8, 2 + seed % 2, False, basic), (0, 8, 2, 2, 1, False, basic)]
             sizes += [(15, 12, 3, 6, 2, True, ("ties",))]
         names = "tokens", "num_experts", "top_k", "servers", "most", "ties", "properties"
-        return [
+        cases = [
             Logits(world_size=1, seed=seed + i, **dict(zip(names, size, strict=True))) for i, size in enumerate(sizes)
         ]
+        each = 2 if level == "visible" else 3
+        far = Logits(world_size=1, seed=seed, tokens=3, num_experts=4 * each, top_k=each, far=True, servers=4,
+                     properties=basic)  # fmt: skip
+        return [*cases, far]
 
     @staticmethod
     def program(solution: Any, case: Logits) -> dict:
         if case.properties == ("refusal",):
             wrong = {"6 experts on 4 servers": (2, 4, 2), "top 3 on 1 of 3 servers with 2 experts each": (3, 3, 1)}
-            wrong |= {"4 of 3 servers": (2, 3, 4), "0 of 3 servers": (2, 3, 0)}
+            wrong |= {"4 of 3 servers": (2, 3, 4), "0 of 3 servers": (2, 3, 0), "top 0": (0, 3, 2)}
             given = case.logits()
             return {"refused": {words: refusal_of(lambda a=a: solution(given, *a)) for words, a in wrong.items()}}
         return try_route(lambda logits: solution(logits, case.top_k, case.servers, case.most), case)

@@ -50,6 +50,12 @@ ROWS = "rows = all_to_all(x[sent // experts.shape[1]], sends, receives, group)  
 RETURNED = "return rows[regrouped], received.sum(0), Plan(sent, regrouped, sends, receives)"
 KEPT = "sent = order if keep is None else order[keep.flatten()[order]]"
 
+COUNTS = (
+    "counts = torch.bincount(choices[sent], minlength=num_experts).view(n, -1)"
+    "  # (n, E/n) rows for each rank and expert"
+)
+SIZES = "sends, receives = counts.sum(1).tolist(), received.sum(1).tolist()"
+
 DISPATCH = [
     Misconception(
         exercise="expert.dispatch",
@@ -123,6 +129,21 @@ DISPATCH = [
             raise ValueError(f"{num_experts} experts cannot be spread over ep{n}: make ep a divisor of {num_experts}")
         """,
         new="num_experts = -(-num_experts // n) * n",
+    ),
+    Misconception(
+        exercise="expert.dispatch",
+        name="refused_by_the_all_to_all",
+        hint="This looks like: a number of experts that does not fit is first noticed by the all-to-all. "
+        "Whoever reads its message knows of a tensor's dimension. What does the docstring want them to be told?",
+        old="""
+        if num_experts % n:
+            raise ValueError(f"{num_experts} experts cannot be spread over ep{n}: make ep a divisor of {num_experts}")
+        """,
+        new="",
+        also=(
+            (COUNTS, "counts = torch.bincount(choices[sent], minlength=num_experts)"),
+            (SIZES, "counts, received = counts.view(n, -1), received.view(n, -1)\n" + SIZES),
+        ),
     ),
 ]
 

@@ -105,6 +105,62 @@ MOE = [
                 return out.view_as(x)
         """,
     ),
+    Misconception(
+        exercise="expert.MoE",
+        name="balance_keeps_the_graph",
+        hint="This looks like: `self.balance` is the loss itself, with all that it was computed from. "
+        "How long do the activations of this step live then?",
+        old="self.balance = loss.detach()",
+        new="self.balance = loss",
+    ),
+    Misconception(
+        exercise="expert.MoE",
+        name="balance_without_a_weight",
+        hint="This looks like: the balance loss is summed over ranks even where its weight is 0. "
+        "Who pays for that, and who learns from it?",
+        old="if self.balance_weight:",
+        new="if self.balance_groups:",
+    ),
+    Misconception(
+        exercise="expert.MoE",
+        name="balance_weight_forgotten",
+        hint="This looks like: backward minimises the balance loss as it is. How much of it did the caller ask for?",
+        old="out = with_loss(out, self.balance_weight * loss)",
+        new="out = with_loss(out, loss)",
+    ),
+    Misconception(
+        exercise="expert.MoE",
+        name="router_inside_the_region",
+        hint="This looks like: the router stands behind `enter`. "
+        "Of how many ranks of `tp_group` is its gradient there, and is that a part or the whole?",
+        old=ROUTED,
+        new="""
+        x = self.enter(x, self.tp_group)
+        routing = route(x.flatten(0, 1) @ self.router.t(), self.top_k)
+        """,
+        also=(
+            (GATES, "gates = routing.gates.view(*x.shape[:2], self.top_k)"),
+            (
+                """
+                with torch.no_grad():
+                    experts = self.enter(routing.experts.view(*x.shape[:2], self.top_k), self.tp_group).flatten(0, 1)
+                tokens = self.enter(x, self.tp_group)  # (b, s, h)
+                """,
+                "experts, tokens = routing.experts, x",
+            ),
+        ),
+    ),
+    Misconception(
+        exercise="expert.MoE",
+        name="leaves_before_combine",
+        hint="This looks like: the experts' rows pass `leave`, and then go back to their tokens. "
+        "`leave` ends the region: on which side of it does `combine` multiply by gates that went in through `enter`?",
+        old=OUT,
+        new="""
+        y = self.leave(y[None], self.tp_group)[0]
+        out = combine(y, gates.flatten(0, 1), plan, self.group).view_as(tokens)
+        """,
+    ),
 ]
 
 SUM = "dist.all_reduce(parameter.grad, group=group)"
@@ -159,6 +215,22 @@ AVERAGE_GRADIENTS = [
         hint="This looks like: the sum of the losses' gradients. Which loss does the docstring want the gradient of?",
         old="parameter.grad /= everyone.size()",
         new="",
+    ),
+    Misconception(
+        exercise="expert.average_gradients",
+        name="experts_summed_alone",
+        hint="This looks like: the router's gradient is a mean, and those of the experts are sums. "
+        "The gradient of which one loss are all three to be?",
+        old="parameter.grad /= everyone.size()",
+        new="parameter.grad /= everyone.size() if parameter is layer.router else 1",
+    ),
+    Misconception(
+        exercise="expert.average_gradients",
+        name="divided_by_the_expert_group",
+        hint="This looks like: the gradients of the experts are divided by the number of ranks that share the experts "
+        "out. The losses of how many ranks are in their sum, once the copies are added up?",
+        old="parameter.grad /= everyone.size()",
+        new="parameter.grad /= everyone.size() if parameter is layer.router else everyone.size() // copies.size()",
     ),
 ]
 

@@ -202,4 +202,16 @@ BALANCE_LOSS = [
         old="num_experts, wide = probs.shape[1], torch.promote_types(probs.dtype, torch.float32)",
         new="num_experts, wide = probs.shape[1], probs.dtype",
     ),
+    Misconception(
+        exercise="expert.balance_loss",
+        name="tokens_counted_too",
+        hint="This looks like: the ranks also tell each other how many tokens they have. "
+        "What do the counts of all experts add up to?",
+        old="tokens = counts.sum() / top_k",
+        new="""
+        tokens = counts.new_tensor([len(probs)])
+        for group in groups:
+            tokens = sum_over_ranks(tokens, group)
+        """,
+    ),
 ]

@@ -65,6 +65,14 @@ ROUTE = [
 ROUTE_WITHIN_SERVERS = [
     Misconception(
         exercise="expert.route_within_servers",
+        name="closed_as_good_as_hopeless",
+        hint="This looks like: the experts of closed servers have the score 0. "
+        "A probability of e⁻⁹⁰⁰ is 0 in every dtype: which of two zeros comes first?",
+        old="scores = by_server.masked_fill(closed[..., None], -1.0).flatten(1)",
+        new="scores = by_server.masked_fill(closed[..., None], 0.0).flatten(1)",
+    ),
+    Misconception(
+        exercise="expert.route_within_servers",
         name="no_limit",
         hint="This looks like: the likeliest experts are taken wherever they stand. "
         "On how many servers may a token's experts be?",
@@ -120,5 +128,12 @@ ROUTE_WITHIN_SERVERS = [
         "Which sort keeps equals in the order in which they stand?",
         old="experts = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]",
         new="experts = scores.topk(top_k, dim=-1).indices",
+    ),
+    Misconception(
+        exercise="expert.route_within_servers",
+        name="takes_no_expert",
+        hint="This looks like: a top_k of 0 is taken. What would a token with no expert get from the layer?",
+        old="if logits.shape[-1] % servers or not 1 <= most <= servers or not 1 <= top_k <= most * each:",
+        new="if logits.shape[-1] % servers or not 1 <= most <= servers or top_k > most * each:",
     ),
 ]
