@@ -161,7 +161,8 @@ for rank, (part, whole) in enumerate(
     print(f"rank {rank} is off by at most {(part - whole.flatten(0, 1)).abs().max():.0e}")
 
 # %% [markdown]
-# On the ledger stand three all-to-alls: the counts, the rows there, the rows back. "At most" says that the ranks differ: the text decides how much they send.
+# On the ledger stand three all-to-alls: the counts, the rows there, the rows back. "At most" says that the ranks
+# differ: the text decides how much they send.
 
 # %%
 done.ledger.traffic()
