@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import torch
 import torch.distributed as dist
-from fivefold.expert import Routing, route
+from fivefold.expert import Routing
 from torch.nn import functional as F
 
 
@@ -56,19 +56,20 @@ def route_within_servers__token_by_token(logits, top_k, servers, most):
     return Routing(probs, experts, torch.gather(probs, 1, experts))
 
 
-def route_within_servers__by_the_library(logits, top_k, servers, most):
-    """The library's router on logits in which closed servers lie below all others."""
+def route_within_servers__ranks_of_servers(logits, top_k, servers, most):
+    """Each server's place among all, and the experts of closed ones below every probability."""
     num_experts = logits.shape[1]
     if servers < 1 or num_experts % servers:
         raise ValueError("uneven servers")
-    if most < 1 or most > servers or most * num_experts // servers < top_k:
+    if top_k < 1 or most < 1 or most > servers or most * num_experts // servers < top_k:
         raise ValueError("too few experts are open")
     with torch.no_grad():
         probs = logits.softmax(1).view(len(logits), servers, num_experts // servers)
         score = probs.sort(2, descending=True).values[:, :, : (top_k + most - 1) // most].sum(2)
         rank = score.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         shut = (rank >= most).repeat_interleave(num_experts // servers, 1)
-        experts = route(logits.detach().masked_fill(shut, -math.inf), top_k).experts
+        score = probs.flatten(1).masked_fill(shut, -math.inf)
+        experts = score.argsort(dim=1, descending=True, stable=True)[:, :top_k]
     probs = logits.softmax(1)
     return Routing(probs, experts, probs.gather(1, experts))
 
