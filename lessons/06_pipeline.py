@@ -280,17 +280,34 @@ from fivefold.pipeline import partition_layers
 check("pipeline.partition_layers", partition_layers)
 
 # %% [markdown]
+# One piece is missing before a schedule can run: its messages. `with_messages` puts them into the lists, as entries of
+# their own, `Send` and `Receive`. Here is what they look like, printed and as data:
+
+# %%
+print(with_messages(two_ranks))
+for action in with_messages(two_ranks).actions[1]:
+    print(f"{action!s:7}", repr(action))
+
+# %% [markdown]
+# `0F1` is the forward of stage 0, micro-batch 1. `0a1>1` sends the *activation* that it made to rank 1, and `0a1<0`, in
+# the list of rank 1, receives it from rank 0. `1g0>0` and `1g0<1` do the same with the *gradient* that stage 1 made for
+# micro-batch 0. `action.value` is a `Value("activation" or "gradient", stage, micro-batch)`, named after the stage that
+# made it; `action.peer` is the other rank, by its place in the group. `schedule.num_stages` counts the stages.
+
+# %% [markdown]
 # ### `run`, the executor
 #
 # Now run a schedule: any schedule, also those of the next two lessons. It is your by-hand example with a list in its
 # hand, and the largest exercise of this lesson.
 #
-# - **Each rank** goes through its own list, in order. A forward and a backward are what they were by hand.
-# - **Messages**: `with_messages(schedule)` refuses a schedule that breaks a rule, and puts every `Send` and `Receive`
-#   into the lists. `Values(group, template)` does them: `put`, `take`, `receive`, `send`, and `sent` at the very end.
+# - **Each rank** goes through its list, `schedule.actions[r]`, in order. An entry that is not a `Send` or a `Receive`
+#   holds one or more pieces of work, `action.steps` (DualPipe, lesson 08, puts two in one entry); do them one after
+#   the other, as by hand, each in a `work` block of its letter, `step.letter`.
+# - **Messages**: `with_messages(schedule)` also refuses a schedule that breaks a rule. `Values(group, template)` does
+#   them: `put`, `take`, `receive`, `send`, and `sent` at the very end. Its code is in *Find the bug* below.
 # - **Checked**: losses; gradients, also of a second run, in groups that are not all ranks, with several stages on a
 #   rank; messages and their bytes; the order of the work, and its `work` blocks; what does not fit is refused.
-# - **Halves**: an `InputGradient` is the first half of a backward and a `WeightGradient` the second. Given to you:
+# - **Halves**: an `InputGradient` ("I") is the first half of a backward and a `WeightGradient` ("W") the second. Given:
 #   `split_backward(y, x, grad)` returns the input's gradient, and a function to call for the second half.
 #
 # <details><summary>Hint: what to keep, and from when to when</summary>

@@ -61,6 +61,7 @@ class Executor(Check):
             ("one_f_one_b", 4, 0, unequal, 2, False, BOTH),
             ("interleaved", 4, 2, two, 1, False, BOTH),
             ("zb_h1", 5, 0, unequal, 1, False, ("halves",)),
+            ("dualpipe", 4, 0, two, 1, False, ("gradient",)),  # two pieces of work in one entry
             ("", 2, 0, unequal, 1, False, ("arguments",)),
         ]
         if level == "hidden":

@@ -84,7 +84,7 @@ def run(
 ) -> dict[int, Tensor]:
     """Forward and backward of all micro-batches through the stages of all ranks of `group`, as `schedule` says.
 
-    schedule: rank r of it is the r-th rank of `group`; without sends and receives in its lists, `order_messages` puts
+    schedule: rank r of it is the r-th rank of `group`; without sends and receives in its lists, `with_messages` puts
     them in. stages: this rank's stages, by their number in the model; each takes one tensor and gives one. inputs: the
     micro-batches, used where the first stage is. loss: called where the last stage is, with its output and the number
     of the micro-batch; gives a scalar. template: a tensor of the shape, dtype and device of what goes from stage to
