@@ -24,6 +24,7 @@ NOT_OWN = (
     str(Path(__file__).parent),
     *map(sysconfig.get_path, ("stdlib", "purelib")),
 )
+FRAMES = 4  # of a longer traceback these first and these last frames are shown
 OUTSIDE = "The check stumbled over what your solution gave back. Is it of the kind that the docstring says?"
 
 
@@ -105,7 +106,7 @@ def _stopped(asked: tuple[str, ...], seen: str, detail: str, at: str = "") -> li
 
 
 def _own_frames(traceback: str, not_own: tuple[str, ...]) -> str:
-    """A traceback with the learner's frames alone."""
+    """A traceback with the learner's frames alone; of very many, those of an endless recursion, the outer ones."""
     kept, inside = [], False
     for line in traceback.rstrip().splitlines():
         if line.startswith('  File "'):
@@ -115,4 +116,8 @@ def _own_frames(traceback: str, not_own: tuple[str, ...]) -> str:
             inside = False
         if not inside:
             kept.append(line)
+    starts = [number for number, line in enumerate(kept) if line.startswith('  File "')]
+    if len(starts) > 2 * FRAMES + 1:
+        left_out = f"  … {len(starts) - 2 * FRAMES} more frames …"
+        kept[starts[FRAMES] : starts[-FRAMES]] = [left_out]
     return "\n".join(kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -44,6 +45,8 @@ class Watched(nn.Module):
     def __init__(self, number: int, seed: int, log: list):
         super().__init__()
         self.number, self.log, self.stage = number, log, Stage(number, seed)
+        self.outputs: list[weakref.ref] = []  # of those whose backward has begun
+        self.kept = 0  # the most of them that were there when a later backward began
         for parameter in self.stage.parameters():
             parameter.register_post_accumulate_grad_hook(lambda _: self.note("W"))
 
@@ -56,8 +59,14 @@ class Watched(nn.Module):
         self.note("F")
         y = self.stage(x)
         if y.requires_grad:
-            y.register_hook(lambda _: self.note("B"))
+            output = weakref.ref(y)
+            y.register_hook(lambda _: self.backward(output))
         return y
+
+    def backward(self, output: weakref.ref) -> None:
+        self.note("B")
+        self.kept = max(self.kept, sum(ref() is not None for ref in self.outputs))
+        self.outputs.append(output)
 
 
 def inputs(num_microbatches: int, seed: int) -> list[Tensor]:
@@ -86,6 +95,7 @@ def execute(
     for number, route in enumerate(schedule.routes[1:]):
         _add_copies(parts, schedule.routes[0], route, group, number)
     found = {"gradient": _gradients(parts), "losses": None, "graph": False}
+    found["kept"] = max((part.kept for part in parts.values() if isinstance(part, Watched)), default=0)
     if isinstance(losses, dict):
         found["graph"] = any(value.requires_grad for value in losses.values() if isinstance(value, Tensor))
         found["losses"] = {i: value.detach() if isinstance(value, Tensor) else value for i, value in losses.items()}

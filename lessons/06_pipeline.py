@@ -231,7 +231,7 @@ check("pipeline.gpipe", gpipe)
 # time, that of the work alone. Both call it the bubble.
 #
 # - **In**: p, m, v, and `of`, "total" or "ideal". v is for the next lesson: with v thinner stages on each rank, the
-#   idle time is that of (p−1)/v micro-batches instead of p−1. **Out**: a number.
+#   idle time is that of (p−1)/v micro-batches instead of p−1. **Out**: a number, 0.2 for 20%.
 # - **Checked** against simulated schedules, at v = 1 and above; another `of` is a ValueError.
 
 # %% exercise="cost.bubble"

@@ -14,7 +14,8 @@
 # **What is split**: the layers, as before. With interleaving each rank has v thin stages, *chunks*, instead of a thick
 # one.
 #
-# **What travels**: b·s·h numbers for each micro-batch at each border, each way. Interleaving has v times the borders.
+# **What travels**: b·s·h numbers for each micro-batch at each border, each way. Interleaving has p·v−1 borders instead
+# of p−1: a little more than v times as many.
 #
 # **When it hurts**: when both neighbours send first, and nobody receives. That is at the end of this lesson.
 
@@ -62,7 +63,7 @@ world_size = 4  # ranks of the pipeline: 2 or 4
 # | --- | --- | --- | --- |
 # | GPipe | (p−1)/m | m | m each way |
 # | 1F1B | (p−1)/m | p−r | m each way |
-# | interleaved, v chunks | (p−1)/(v·m) | up to (v+1)p−1 chunks, of 1/v each | m each way, and v times the borders |
+# | interleaved, v chunks | (p−1)/(v·m) | rank 0: (v+1)p−1 chunks, of 1/v each | m each way, at p·v−1 borders |
 #
 # 1F1B is *not* faster. It is smaller, so that m can be large, and it is m that makes the bubble small.
 
@@ -345,7 +346,8 @@ torch.testing.assert_close(summed, alone, rtol=1e-2, atol=0)
 
 # %% [markdown]
 # The first loss is right either way. Without the sum the model still learns, as two models that disagree about what a
-# byte is. Only a comparison tells.
+# byte is. Here the wrong one can even end lower: two matrices are more parameters than one. Its loss does not betray
+# it; only a comparison does.
 
 # %% [markdown]
 # ## See it
@@ -364,9 +366,9 @@ plots.timeline(replayed, title=f"1F1B: as long as GPipe, each rank idles for {id
 plots.memory(ledger, replayed)
 
 # %% [markdown]
-# **What the messages cost.** The same two schedules with links that take time: on fast links the chunks win, on slow
-# ones they lose what they have gained. Here is the share of the time in which a rank idles, by the time that a message
-# takes (a forward of a *thick* stage takes 1).
+# **What the messages cost.** The same two schedules with links that take time. On fast links the chunks win. On slow
+# ones v = 4 loses all that it has gained, and more; v = 2 still wins. Here is the share of the time in which a rank
+# idles, by the time that a message takes (a forward of a *thick* stage takes 1).
 
 # %%
 from fivefold.pipeline import Durations
@@ -382,7 +384,8 @@ for v in (1, 2, 4):
 
 # %% [markdown]
 # **Explore.** Begin with 1F1B and step through it. Then interleaved, with v = 1, 2, 4; then make messages slow. When
-# does the warm-up of the library's schedule stop being long enough?
+# does the warm-up of the library's schedule stop being long enough? (Interleaved with v = 1 is not 1F1B: it is as fast,
+# but its warm-up is twice as long, so that rank 0 keeps 2p−1 micro-batches and not p.)
 
 # %%
 widgets.schedules("1F1B")

@@ -110,6 +110,7 @@ class Executor(Check):
         yield compare_all(name, [o["gradient"] for o in outcomes], grads, "layers", look=LOOK["gradient"])
         if halves or "order" in case.properties:
             yield _judge_order("halves" if halves else "order", [o["log"] for o in outcomes], logs)
+            yield from _judge_kept("halves" if halves else "order", outcomes)
         if "losses" in case.properties:
             yield _judge_losses(outcomes, losses)
             sent = [BYTES * number for number in sends]
@@ -159,6 +160,15 @@ def _judge_order(name: str, logs: list[list], expected: list[list]) -> Finding:
                 )
                 return Finding(name, False, seen, f"expected work('{other[2]}', microbatch={other[3]})")
     return Finding(name, True, "in the order of the lists")
+
+
+def _judge_kept(name: str, outcomes: list) -> Iterator[Finding]:
+    """Outputs that are there after their backward; one may still stand in a variable."""
+    for rank, outcome in enumerate(outcomes):
+        if outcome["kept"] > 1:
+            seen = f"rank {rank} still keeps {outcome['kept']} outputs of a stage whose backward is done"
+            yield Finding(name, False, seen, look="Who still holds them, and what for?")
+            return
 
 
 def _try_to_run_what_does_not_fit(solution: Any, group: Any) -> dict:

@@ -35,7 +35,8 @@ class PartitionLayers(Check):
         plans = [
             ((1.0,) * 12, 4),
             ((1.0,) * 7, 3),
-            ((9.0, 1, 1, 1, 1, 1), 2),
+            ((8.0, 5, 4, 2, 1, 9, 4), 4),  # one stage filled after the other is not enough, whatever fills it
+            ((0.3, 0.4, 0.3, 0.2, 0.35, 0.25), 3),  # no whole number is between the best and the next
             ((5.0, 2, 5, 4, 2, 6, 5), 3),
             ((1.0, 1, 1, 1, 1, 10), 3),
             ((0.0, 0, 5, 0), 3),

@@ -19,7 +19,16 @@ from autograde.compare import compare_all
 from autograde.encoded import decode, encode
 from autograde.verdict import Finding, numbered
 
-NAMES = {"one_f_one_b": "1F1B", "gpipe": "GPipe", "interleaved": "interleaved 1F1B", "stuck": "a schedule that stops"}
+NAMES = {
+    "one_f_one_b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "interleaved 1F1B",
+    "stuck": "a schedule that stops",
+    "zb_h1": "ZB-H1 of lesson 08",
+    "zb_h2": "ZB-H2 of lesson 08",
+    "zb_v": "ZB-V of lesson 08, with two stages on each rank",
+    "dualpipe": "DualPipe of lesson 08",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

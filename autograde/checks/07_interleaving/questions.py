@@ -68,16 +68,17 @@ questions = [
             ),
             "b": (
                 "Nothing: the bubble is v times smaller, and all else stays.",
-                "every micro-batch crosses v times as many borders",
+                "every micro-batch crosses p·v−1 borders instead of p−1",
             ),
             "c": (
                 "v times the activations on every rank.",
                 "v times as many chunks, about, and each keeps 1/v as much: the factor is 1 + (p−1)/(pv), below 2",
             ),
             "d": (
-                "v times the messages, and somewhat more activations on the first rank.",
-                "yes: v·b·s·h a border instead of b·s·h, and 1 + (p−1)/(pv) times the activations. On slow links the "
-                "messages can eat up what the bubble gave",
+                "A little more than v times the messages, and somewhat more activations on the first rank.",
+                "yes: there are p·v−1 borders instead of p−1, so between two neighbouring ranks v·b·s·h travel instead "
+                "of b·s·h; and 1 + (p−1)/(pv) times the activations. On slow links the messages can eat up what the "
+                "bubble gave",
             ),
         },
     ),

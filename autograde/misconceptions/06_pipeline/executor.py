@@ -112,6 +112,15 @@ RUN = [
         old="with work(step.letter, microbatch=step.microbatch, chunk=sorted(stages).index(step.stage)):",
         new="if True:",
     ),
+    Misconception(
+        exercise="pipeline.run",
+        name="outputs_kept_to_the_end",
+        hint="This looks like: the output of every micro-batch is still there when all is done. "
+        "After which piece of work does nobody ask for it again?",
+        old="x, end = self.graphs.pop((stage, i))",
+        new="x, end = self.graphs[stage, i]",
+        also=(("x, get_gradient_edge(y)", "x, y"),),
+    ),
 ]
 
 VALUES = [

@@ -49,7 +49,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
-    """1F1B with v thinner stages on every rank: the bubble is v times smaller, messages are v times as many.
+    """1F1B with v thinner stages on every rank: the bubble is v times smaller, the borders p·v-1 instead of p-1.
 
     num_ranks: p. num_microbatches: m, a multiple of p. num_chunks: v; rank r has the stages r, p+r, 2p+r, ...
     Returns a Schedule. Forwards take p micro-batches through chunk 0, the same p through chunk 1, and so on to the last
