@@ -119,7 +119,13 @@ RUN = [
         "After which piece of work does nobody ask for it again?",
         old="x, end = self.graphs.pop((stage, i))",
         new="x, end = self.graphs[stage, i]",
-        also=(("x, get_gradient_edge(y)", "x, y"),),
+        also=(
+            (
+                "self.graphs[stage, i] = x, get_gradient_edge(y)  "
+                "# of the output itself nothing is kept once it is sent",
+                "self.graphs[stage, i] = x, y",
+            ),
+        ),
     ),
 ]
 
