@@ -267,8 +267,12 @@ class WatchedGroup(dist.ProcessGroup):
             pending.work = together
 
     def close(self) -> None:
-        """End what NCCL has running for this group; gloo needs no such word."""
-        for device, (inner, stage) in self._inner.items():
+        """End what the real groups have running, and wait for gloo's threads.
+
+        A thread that still lets go of a tensor when the interpreter ends takes the whole process down with it.
+        """
+        while self._inner:
+            device, (inner, stage) = self._inner.popitem()
             if device == "cuda" and not stage:
                 inner.shutdown()
 
