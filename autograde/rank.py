@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from fivefold.runtime import link
 from fivefold.runtime.marks import now
-from fivefold.runtime.parts import Source
+from fivefold.runtime.parts import Program, Source
 
 OURS = tuple(os.path.dirname(path.rstrip(os.sep)) + os.sep for path in (link.RUNTIME, os.path.abspath(__file__)))
 
@@ -33,7 +33,7 @@ class Sent:
     def load(self) -> Any:
         if isinstance(self.body, bytes):
             return pickle.loads(self.body)
-        return self.body.load({name.rpartition(".")[2]: _library(name) for name in self.replace})
+        return Program(self.body, self.replace).load()
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,3 @@ def _silent() -> types.ModuleType:
     module.check = lambda *arguments, **options: None
     module.mine = lambda exercise, solution: solution
     return module
-
-
-def _library(dotted: str) -> Any:
-    module, _, name = dotted.rpartition(".")
-    return getattr(importlib.import_module(f"fivefold.{module}"), name)

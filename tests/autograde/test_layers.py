@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from autograde.layers import LayerCheck
-from autograde.training import RATE, Kind, Layer, kept_storages, train
+from autograde.checks.layers import LayerCheck
+from autograde.checks.training import RATE, Kind, Layer, kept_storages, train
 
 
 def randn(*shape, seed):

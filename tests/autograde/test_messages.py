@@ -8,7 +8,7 @@ import torch.distributed as dist
 from fivefold import run
 from fivefold.runtime.ledger import Communication, Ledger, RankLedger, Wait
 
-from autograde.messages import expect_messages, log_rounds, rounds, unwaited
+from autograde.checks.messages import expect_messages, log_rounds, rounds, unwaited
 
 
 def ledger(*programs):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autograde.among import GROUPS, Shifted, planned
 from autograde.check import Check
+from autograde.checks.among import GROUPS, Shifted, planned
+from autograde.checks.messages import entries_here, expect_messages, left_open
+from autograde.checks.training import group_of
 from autograde.compare import compare
-from autograde.messages import entries_here, expect_messages, left_open
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 NUMBER = 8  # bytes of a float64

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autograde.among import EVEN, GROUPS, UNEVEN, Pieces, Whole, empty_is_nan, planned, uneven_pieces
 from autograde.check import Check
+from autograde.checks.among import EVEN, GROUPS, UNEVEN, Pieces, Whole, empty_is_nan, planned, uneven_pieces
+from autograde.checks.messages import expect_messages
+from autograde.checks.training import group_of
 from autograde.compare import compare
-from autograde.messages import expect_messages
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 NUMBER = 8  # bytes of a float64

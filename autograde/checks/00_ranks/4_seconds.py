@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autograde.alpha_beta import Costs, calls, judge_seconds, seconds
 from autograde.check import Check
+from autograde.checks.alpha_beta import Costs, calls, judge_seconds, seconds
 from autograde.verdict import Finding
 
 

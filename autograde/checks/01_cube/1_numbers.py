@@ -9,7 +9,7 @@ from typing import Any
 from fivefold.mesh import Coordinates
 
 from autograde.check import Check
-from autograde.cube import ORDER, Layouts, asked, compare_calls, drawn, places, refusal
+from autograde.checks.cube import ORDER, Layouts, asked, compare_calls, drawn, places, refusal
 from autograde.verdict import Finding
 
 

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from fivefold.layout import Layout
 
 from autograde.check import Check
+from autograde.checks.cube import Layouts, asked, compare_calls, drawn, folded, listed, refusal, slices
 from autograde.compare import compare
-from autograde.cube import Layouts, asked, compare_calls, drawn, folded, listed, refusal, slices
 from autograde.verdict import Finding
 
 ONE = ("dp", "cp", "pp", "tp")

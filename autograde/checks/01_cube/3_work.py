@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from autograde.check import Check
-from autograde.cube import Layouts, asked, compare_calls, drawn, folded, places, slices
+from autograde.checks.cube import Layouts, asked, compare_calls, drawn, folded, places, slices
 from autograde.verdict import Finding
 
 EDGES = ("sequences", "tokens", "layers")

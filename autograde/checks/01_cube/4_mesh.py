@@ -11,8 +11,8 @@ from fivefold.layout import Layout
 from torch.distributed import distributed_c10d as c10d
 
 from autograde.check import Check
+from autograde.checks.cube import Layouts, compare_calls, folded, places, refusal, slices
 from autograde.compare import compare
-from autograde.cube import Layouts, compare_calls, folded, places, refusal, slices
 from autograde.verdict import Finding
 
 NAMES = ("tp", "cp", "pp", "dp", "dp_cp", "ep", "ep_dp", "tied")

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from fivefold.runtime.ledger import Wait
 from torch import Tensor, nn
 
-from autograde.among import APART, FIVE, FOUR, UNEQUAL, Among
 from autograde.check import Check
-from autograde.compare import compare_all
-from autograde.messages import entries_here
-from autograde.replicas import (
+from autograde.checks.among import APART, FIVE, FOUR, UNEQUAL, Among
+from autograde.checks.messages import entries_here
+from autograde.checks.replicas import (
     NUMBER,
     Replicas,
     expect_overlap,
@@ -25,8 +24,9 @@ from autograde.replicas import (
     named,
     token_loss,
 )
-from autograde.shards import measured
-from autograde.training import group_of
+from autograde.checks.shards import measured
+from autograde.checks.training import group_of
+from autograde.compare import compare_all
 from autograde.verdict import Finding, numbered
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autograde.among import APART, FIVE, UNEQUAL, Among
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks.among import APART, FIVE, UNEQUAL, Among
+from autograde.checks.replicas import expect_sizes, expect_waits
+from autograde.checks.shards import RATE, Shares, measured, shards_of
+from autograde.checks.training import group_of
 from autograde.compare import compare_all
-from autograde.replicas import expect_sizes, expect_waits
-from autograde.shards import RATE, Shares, measured, shards_of
 from autograde.traffic import size_in_words
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 

@@ -13,11 +13,10 @@ from fivefold.runtime.ledger import Wait
 from fivefold.zero import Shard
 from torch import Tensor
 
-from autograde.among import APART, FIVE, FOUR, UNEQUAL, Among
 from autograde.check import Check
-from autograde.compare import compare, compare_all
-from autograde.messages import entries_here, unwaited
-from autograde.replicas import (
+from autograde.checks.among import APART, FIVE, FOUR, UNEQUAL, Among
+from autograde.checks.messages import entries_here, unwaited
+from autograde.checks.replicas import (
     DEEP,
     NUMBER,
     WIDTH,
@@ -27,9 +26,10 @@ from autograde.replicas import (
     expect_waits,
     in_buckets,
 )
-from autograde.shards import measured
+from autograde.checks.shards import measured
+from autograde.checks.training import group_of
+from autograde.compare import compare, compare_all
 from autograde.traffic import size_in_words
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from fivefold.zero import Shard
 from torch import Tensor, nn
 
-from autograde.among import APART, FIVE, Among
 from autograde.check import Check
+from autograde.checks.among import APART, FIVE, Among
+from autograde.checks.replicas import NUMBER, expect_waits
+from autograde.checks.shards import measured
+from autograde.checks.training import group_of
 from autograde.compare import compare, compare_all
-from autograde.replicas import NUMBER, expect_waits
-from autograde.shards import measured
 from autograde.traffic import Calls, expect, size_in_words
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 MOVED = 0.25  # what a step adds to every weight

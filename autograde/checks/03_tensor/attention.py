@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from autograde.case import ranks_in_words
+from autograde.checks.layers import LayerCheck
+from autograde.checks.training import Kind, Layer, group_of, try_layer
 from autograde.compare import compare
-from autograde.layers import LayerCheck
-from autograde.training import Kind, Layer, group_of, try_layer
 from autograde.verdict import Finding
 
 

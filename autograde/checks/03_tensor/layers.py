@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from autograde.layers import LayerCheck
-from autograde.training import Kind, Layer, try_layer
+from autograde.checks.layers import LayerCheck
+from autograde.checks.training import Kind, Layer, try_layer
 
 
 def _tripled(x: Tensor, group: Any) -> Tensor:

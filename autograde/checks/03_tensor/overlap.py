@@ -13,10 +13,10 @@ from fivefold.runtime.ledger import Computation, Wait
 from fivefold.runtime.replay import replay
 from torch import Tensor
 
+from autograde.checks.layers import LayerCheck
+from autograde.checks.training import Kind, Layer, group_of, try_layer
 from autograde.compare import compare
-from autograde.layers import LayerCheck
 from autograde.traffic import expect
-from autograde.training import Kind, Layer, group_of, try_layer
 from autograde.verdict import Finding
 
 WIDEN = 1e6  # as if h were so many times larger: then a product takes longer than any all-reduce of its input

@@ -10,10 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from autograde.check import Check
-from autograde.compare import compare
-from autograde.traffic import Calls, expect, sent_in_words, size_in_words
-from autograde.verdict import Finding
-from autograde.vocabulary import (
+from autograde.checks.vocabulary import (
     LOSS,
     Embedded,
     Targets,
@@ -22,6 +19,9 @@ from autograde.vocabulary import (
     try_embedding,
     try_loss,
 )
+from autograde.compare import compare
+from autograde.traffic import Calls, expect, sent_in_words, size_in_words
+from autograde.verdict import Finding
 
 EVERY = "Which all-reduces does a rank take part in? All that its group makes, whatever its own numbers are."
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from autograde.check import Check
-from autograde.sequence import (
+from autograde.checks.sequence import (
     judge_exchange,
     judge_regions,
 )
-from autograde.tokens import (
+from autograde.checks.tokens import (
     APART,
     PAIRS,
     UNLIKE,

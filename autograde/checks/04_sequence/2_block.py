@@ -9,22 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autograde.blocks import Column, Layers, try_block, try_column, try_dropout
 from autograde.check import Check
-from autograde.compare import compare, compare_all
-from autograde.sequence import (
+from autograde.checks.blocks import Column, Layers, try_block, try_column, try_dropout
+from autograde.checks.sequence import (
     judge_block,
     judge_dropout,
     judge_kept,
     sent,
 )
-from autograde.tokens import (
+from autograde.checks.tokens import (
     APART,
     PAIRS,
     UNLIKE,
     Replicated,
     try_sync,
 )
+from autograde.compare import compare, compare_all
 from autograde.traffic import Calls
 from autograde.verdict import Finding
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from autograde.case import Case
 from autograde.check import Check
-from autograde.recomputed import Passes, Residual, core, flops, try_full, try_selective
-from autograde.sequence import (
+from autograde.checks.recomputed import Passes, Residual, core, flops, try_full, try_selective
+from autograde.checks.sequence import (
     judge_kept,
     judge_pass,
     one_pass,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autograde.attention import Watch
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks.attention import Watch
 from autograde.compare import compare
 from autograde.verdict import Finding
 

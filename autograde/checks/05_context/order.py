@@ -12,8 +12,8 @@ from torch import Tensor
 
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks.tokens import APART, UNLIKE, Tokens, group_of
 from autograde.compare import compare, compare_all
-from autograde.tokens import APART, UNLIKE, Tokens, group_of
 from autograde.traffic import expect
 from autograde.verdict import Finding
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from autograde.attended import judge_half, judge_memory, judge_overlap, judge_ring, judge_table, judge_values
-from autograde.attention import Heads, try_attention, try_half, try_measured, try_wrong_tables
 from autograde.check import Check
-from autograde.tokens import APART, UNLIKE
+from autograde.checks.attended import judge_half, judge_memory, judge_overlap, judge_ring, judge_table, judge_values
+from autograde.checks.attention import Heads, try_attention, try_half, try_measured, try_wrong_tables
+from autograde.checks.tokens import APART, UNLIKE
 from autograde.verdict import Finding
 
 VALUES = ("output", "gradient", "traffic")

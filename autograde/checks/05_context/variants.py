@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autograde.attended import judge_bytes, judge_table, judge_values
-from autograde.attention import Heads, refused, try_attention, try_wrong_tables
 from autograde.check import Check
-from autograde.tokens import APART, UNLIKE, group_of
+from autograde.checks.attended import judge_bytes, judge_table, judge_values
+from autograde.checks.attention import Heads, refused, try_attention, try_wrong_tables
+from autograde.checks.tokens import APART, UNLIKE, group_of
 from autograde.verdict import Finding
 
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from fivefold import pipeline
 from fivefold.pipeline import Schedule
 
-from autograde import staged
 from autograde.case import Case, ranks_in_words
 from autograde.check import Check
+from autograde.checks import staged
+from autograde.checks.messages import expect_messages
+from autograde.checks.training import group_of
 from autograde.compare import compare_all
-from autograde.messages import expect_messages
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 BYTES = 8 * staged.ROWS * staged.WIDTH

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fivefold.pipeline import Durations, Forward, Schedule
 
-from autograde.schedules import Planned, ScheduleCheck
+from autograde.checks.schedules import Planned, ScheduleCheck
 from autograde.verdict import Finding
 
 

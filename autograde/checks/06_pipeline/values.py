@@ -13,12 +13,12 @@ from fivefold import pipeline
 from fivefold.pipeline import Value
 from fivefold.runtime.ledger import Communication, Wait
 
-from autograde import staged
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks import staged
+from autograde.checks.messages import entries_here, unwaited
+from autograde.checks.training import group_of
 from autograde.compare import compare, compare_all
-from autograde.messages import entries_here, unwaited
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 EARLY = "taken before it is there"

@@ -12,12 +12,12 @@ from fivefold import pipeline
 from fivefold.pipeline import Schedule
 from torch import nn
 
-from autograde import staged
 from autograde.case import Case, ranks_in_words
 from autograde.check import Check
+from autograde.checks import staged
+from autograde.checks.messages import expect_messages
+from autograde.checks.training import group_of
 from autograde.compare import compare_all
-from autograde.messages import expect_messages
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 NUMBER = 8  # bytes of a float64

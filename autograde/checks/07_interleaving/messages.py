@@ -12,11 +12,11 @@ import torch.distributed as dist
 from fivefold import pipeline
 from fivefold.pipeline import Receive, Schedule, Send, find_faults, straight
 
-from autograde import staged
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks import staged
+from autograde.checks.encoded import decode, encode
 from autograde.compare import compare_all
-from autograde.encoded import decode, encode
 from autograde.verdict import Finding, numbered
 
 NAMES = {

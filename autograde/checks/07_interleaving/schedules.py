@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.pipeline import Durations, looped
 
-from autograde.schedules import Planned, ScheduleCheck
+from autograde.checks.schedules import Planned, ScheduleCheck
 
 
 class OneFOneB(ScheduleCheck):

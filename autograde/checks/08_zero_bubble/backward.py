@@ -9,8 +9,8 @@ import fivefold.pipeline.backward as library
 from fivefold.runtime.ledger import Computation, Ledger
 
 from autograde.check import Check
+from autograde.checks.halves import Halves, Shared, try_shared, try_stages, whole, whole_shared
 from autograde.compare import compare_all
-from autograde.halves import Halves, Shared, try_shared, try_stages, whole, whole_shared
 from autograde.traffic import size_in_words
 from autograde.verdict import Finding
 

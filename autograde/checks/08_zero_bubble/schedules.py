@@ -12,7 +12,7 @@ from fivefold.pipeline import Durations, Overlapped, Schedule, both_ways, in_ord
 
 from autograde.case import Case
 from autograde.check import Check
-from autograde.schedules import CLOSE, Planned, ScheduleCheck
+from autograde.checks.schedules import CLOSE, Planned, ScheduleCheck
 from autograde.verdict import Finding, numbered
 
 LONG = 60  # iterations after which one more takes as long as any

@@ -12,10 +12,10 @@ from fivefold.expert import Plan, combine
 from fivefold.runtime.ledger import phase
 from torch import Tensor
 
-from autograde.among import APART, FIVE, FOUR, UNEQUAL, Exchange, planned
 from autograde.check import Check
+from autograde.checks.among import APART, FIVE, FOUR, UNEQUAL, Exchange, planned
+from autograde.checks.experts import NUMBER, Routed, expect_exchanges, my_group
 from autograde.compare import compare
-from autograde.experts import NUMBER, Routed, expect_exchanges, my_group
 from autograde.traffic import Calls, expect
 from autograde.verdict import Finding
 

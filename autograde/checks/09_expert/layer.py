@@ -11,9 +11,9 @@ from fivefold import mesh
 
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks.experts import NUMBER, expect_exchanges
+from autograde.checks.moe import Copies, Exchange, Mixture, averaged, in_one_process, try_average, try_mixture
 from autograde.compare import compare, compare_all
-from autograde.experts import NUMBER, expect_exchanges
-from autograde.moe import Copies, Exchange, Mixture, averaged, in_one_process, try_average, try_mixture
 from autograde.traffic import sent_in_words, size_in_words
 from autograde.verdict import Finding, numbered
 

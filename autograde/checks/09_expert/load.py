@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autograde.among import APART, FIVE, FOUR, UNEQUAL, Among, planned
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks.among import APART, FIVE, FOUR, UNEQUAL, Among, planned
+from autograde.checks.experts import NUMBER
 from autograde.compare import compare
-from autograde.experts import NUMBER
 from autograde.traffic import size_in_words
 from autograde.verdict import Finding, numbered
 

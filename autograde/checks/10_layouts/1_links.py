@@ -8,7 +8,7 @@ from typing import Any
 
 from autograde.case import Case
 from autograde.check import Check
-from autograde.planning import Placed, counted, links_by_rank, numbers, shapes
+from autograde.checks.planning import Placed, counted, links_by_rank, numbers, shapes
 from autograde.verdict import Finding
 
 
@@ -30,7 +30,7 @@ class PipelineVsZero3(Check):
         known = ((1.75e11, 12288, 3145728, 384, 1, 2), (5.3e11, 20480, 4587520, 8, 1, 2), (1e9, 64, 1000, 3, 5, 4))
         k = 2 + seed % 5
         fresh = ((7e9 + k, 100 * k, 8192 * k, k, k, 2), (1.3e10, 5120, 4096, 7, 1, 4), (1e6, 8, 16, 1, 2, 2))
-        known += ((1e6, 8, 16, 1, 1, 2),)
+        known += ((1e6, 8, 16, 1, 1, 2), (1e6, 8, 16, 2, 1, 2))
         return [Moved(world_size=1, sizes=known if level == "visible" else fresh, seed=seed)]
 
     @staticmethod

@@ -10,7 +10,7 @@ from fivefold import plan
 from fivefold.layout import Layout
 
 from autograde.check import Check
-from autograde.planning import (
+from autograde.checks.planning import (
     DENSE,
     GPT,
     MIXED,

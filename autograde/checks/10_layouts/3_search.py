@@ -9,7 +9,7 @@ from fivefold import plan
 from fivefold.layout import LayoutError
 
 from autograde.check import Check
-from autograde.planning import Searched, counted, work_for
+from autograde.checks.planning import Searched, counted, work_for
 from autograde.verdict import Finding
 
 NEAR = 1.10  # the best that a search finds may take so many times as long as the best of all

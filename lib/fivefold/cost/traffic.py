@@ -111,10 +111,10 @@ def pipeline_vs_zero3(
 
     In pipeline stages or in ZeRO-3 shards, the ranks together train on `tokens` tokens a step. A middle stage of the
     pipeline passes every token on once and its gradient back once: 2·tokens·h elements, whatever the model's size.
-    ZeRO-3 sends 3Ψ(n - 1)/n elements, whatever the number of tokens, for each of the `num_microbatches` that a rank
-    cuts its tokens/ranks into. So a pipeline moves less where the model is large for its batch: tokens <
-    3Ψ(n - 1)/(2nh) with one micro-batch (sections 3.2 of Narayanan et al. 2021 and 7.2 of ZeRO, Rajbhandari et al.
-    2020; seen in table 2 of the former).
+    One rank alone sends nothing. ZeRO-3 sends 3Ψ(n - 1)/n elements, whatever the number of tokens, for each of the
+    `num_microbatches` that a rank cuts its tokens/ranks into. So a pipeline moves less where the model is large for
+    its batch: tokens < 3Ψ(n - 1)/(2nh) with one micro-batch (sections 3.2 of Narayanan et al. 2021 and 7.2 of ZeRO,
+    Rajbhandari et al. 2020; seen in table 2 of the former).
     """
     pipeline = 2 * tokens * h if ranks > 1 else 0
     zero3 = 3 * parameters * (ranks - 1) / ranks * num_microbatches

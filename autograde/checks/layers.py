@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from autograde.check import Check
+from autograde.checks.training import Kind, Layer, train
 from autograde.compare import compare, compare_all
 from autograde.traffic import Calls, expect, size_in_words
-from autograde.training import Kind, Layer, train
 from autograde.verdict import Finding
 
 Exchange = Callable[[Tensor], Tensor]

@@ -12,8 +12,8 @@ from fivefold.sequence import gather_tokens, scatter_tokens
 from fivefold.tensor import MLP, Attention
 from torch import Tensor, nn
 
-from autograde.tokens import Tokens, group_of
-from autograde.training import train
+from autograde.checks.tokens import Tokens, group_of
+from autograde.checks.training import train
 
 ALONE = "a block alone"  # the phase in which a block keeps what is its own
 CONTEXT = (0.5, "places")  # what comes after x

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograde.case import Case
+from autograde.checks.messages import log_rounds
 from autograde.compare import compare
-from autograde.messages import log_rounds
 from autograde.traffic import size_in_words
 from autograde.verdict import Finding, in_words
 

@@ -18,7 +18,7 @@ from fivefold.runtime.marks import now
 from fivefold.zero import Shard
 from torch import Tensor, nn
 
-from autograde.among import Among
+from autograde.checks.among import Among
 
 ADAMW: dict[str, Any] = {"betas": (0.8, 0.95), "eps": 0.3, "weight_decay": 0.1}
 RATE = 0.05

@@ -17,8 +17,8 @@ from fivefold.runtime.ledger import Ledger
 from fivefold.runtime.replay import replay
 from torch import Tensor, nn
 
-from autograde.among import Among
-from autograde.messages import unwaited
+from autograde.checks.among import Among
+from autograde.checks.messages import unwaited
 from autograde.traffic import NOUNS, size_in_words
 from autograde.verdict import Finding, in_words, numbered
 

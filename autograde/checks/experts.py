@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from autograde.among import Among
+from autograde.checks.among import Among
+from autograde.checks.training import group_of
 from autograde.traffic import size_in_words
-from autograde.training import group_of
 from autograde.verdict import Finding
 
 NUMBER = 8  # bytes of a float64, and of an int64

@@ -9,7 +9,7 @@ from fivefold.runtime.cluster import GPU, Cluster, Link
 from fivefold.runtime.ledger import Communication, Ledger
 from fivefold.runtime.replay import replay
 
-from autograde.attention import IN_USE, MEASURED, NUMBER, Heads, given, in_half, one_process
+from autograde.checks.attention import IN_USE, MEASURED, NUMBER, Heads, given, in_half, one_process
 from autograde.compare import compare, compare_all
 from autograde.traffic import NOUNS, sent_in_words, size_in_words
 from autograde.verdict import Finding, numbered

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autograde.tokens import Tokens, group_of
+from autograde.checks.tokens import Tokens, group_of
 
 NUMBER = 8  # bytes of a float64
 NAMES = "q", "k", "v"

@@ -31,11 +31,11 @@ from fivefold.pipeline import (
     straight,
 )
 
-from autograde import staged
 from autograde.case import Case
 from autograde.check import Check
+from autograde.checks import staged
+from autograde.checks.encoded import KINDS, decode, encode
 from autograde.compare import compare_all
-from autograde.encoded import KINDS, decode, encode
 from autograde.verdict import Finding, numbered
 
 METRICS = {

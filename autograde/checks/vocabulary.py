@@ -14,7 +14,7 @@ from fivefold.runtime.ledger import phase
 from torch import Tensor
 
 from autograde.case import Case, ranks_in_words
-from autograde.training import RATE, group_of, kept_storages
+from autograde.checks.training import RATE, group_of, kept_storages
 
 LOSS = "the loss"  # the phase in which bytes kept for backward are the loss's own
 

@@ -15,7 +15,7 @@ from fivefold.tensor import MLP, causal_attention
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autograde.tokens import Tokens
+from autograde.checks.tokens import Tokens
 
 DROP = 0.3
 

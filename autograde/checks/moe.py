@@ -17,7 +17,7 @@ from fivefold.sequence import gather_tokens, scatter_tokens
 from torch import Tensor
 
 from autograde.case import Case
-from autograde.training import RATE, kept_storages
+from autograde.checks.training import RATE, kept_storages
 from autograde.verdict import numbered
 
 SUMMED = "the check sums gradients"

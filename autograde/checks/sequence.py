@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autograde.blocks import ALONE, CONTEXT, CUT, KEEP, WEIGHTS, Layers
+from autograde.checks.blocks import ALONE, CONTEXT, CUT, KEEP, WEIGHTS, Layers
+from autograde.checks.recomputed import Passes
+from autograde.checks.tokens import Exchange, Tokens
 from autograde.compare import compare, compare_all
-from autograde.recomputed import Passes
-from autograde.tokens import Exchange, Tokens
 from autograde.traffic import Calls, expect, size_in_words
 from autograde.verdict import Finding
 
