@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from fivefold.cost import activation_bytes
-from fivefold.plots.style import INK, PAPER, RC, SOFT, WORK, Figure, Sheet, axis_stripes
+from fivefold.plots.style import INK, PAPER, RC, SOFT, WORK, Figure, Sheet, axis_stripes, counted
 from fivefold.runtime.traffic import size
 
 WIDTH, TALL = 9.0, 2.65  # inches of the drawing
@@ -155,8 +155,8 @@ def _alt(
     t: int, tokens: str, recompute: str, kept: dict[int, dict[str, float]], plain: dict[int, float], price: str
 ) -> str:
     parts = "; ".join(f"{name} {size(amount)}" for name, amount in kept[t].items())
-    rows = "; ".join(f"{n} ranks {size(sum(kept[n].values()))}, outlined {size(plain[n])}" for n in kept)
+    rows = "; ".join(f"{counted(n, 'rank')} {size(sum(kept[n].values()))}, outlined {size(plain[n])}" for n in kept)
     return (
         f"Bars of what a rank keeps of one layer, by number of ranks, tokens {tokens}, recomputation {recompute}: "
-        f"{rows}. With {t} ranks: {parts}. {price}"
+        f"{rows}. With {counted(t, 'rank')}: {parts}. {price}"
     )

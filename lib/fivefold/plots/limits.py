@@ -10,7 +10,7 @@ import matplotlib.figure
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from fivefold.plots.style import DATA, INK, RC, RULE, SOFT, Figure
+from fivefold.plots.style import DATA, INK, RC, RULE, SOFT, Figure, counted
 from fivefold.runtime.traffic import size
 
 WIDTH, TALL = 9.0, 3.0
@@ -76,7 +76,7 @@ def _alt(
     sync: Sequence[float], batch: int, gpu: float,
 ) -> str:  # fmt: skip
     rows = [
-        f"{n:,} rank{'s' * (n > 1)}: states {size(states[i])}, activations {size(activations[i])}, "
+        f"{counted(n, 'rank')}: states {size(states[i])}, activations {size(activations[i])}, "
         f"{smallest[i]:,} sequences, sync {sync[i]:.2g} of computing"
         for i, n in enumerate(ranks)
     ]

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from fivefold.pipeline import Durations, Event, Fault, Schedule, Simulation, find_faults, marginal_idle, simulate
 from fivefold.plots.gantt import draw_row, key_of, scale_bar, timeline_of_schedule
-from fivefold.plots.style import INK, PAPER, RC, RULE, SOFT, WORK, Figure, Sheet, joined
+from fivefold.plots.style import INK, PAPER, RC, RULE, SOFT, WORK, Figure, Sheet, counted, joined
 from fivefold.runtime.timeline import Timeline
 
 WRONG = "#B3261E"
@@ -177,8 +177,7 @@ def _metrics(run: Simulation, durations: Durations | None) -> str:
 def _title(run: Simulation) -> str:
     makespan = run.makespan or 1
     share = sum(run.idle_by_makespan) / len(run.busy) / makespan
-    peaks = run.peak_memory()
-    most = f"{max(peaks):g} activation{'' if max(peaks) == 1 else 's'}"
+    most = counted(max(run.peak_memory()), "activation")
     return f"{run.schedule.name}: ranks idle for {share:.1%} of {makespan:.4g} steps, and keep at most {most}"
 
 
@@ -189,7 +188,7 @@ def _alt(run: Simulation, fault: Fault | None) -> str:
         return f"{start} Not valid: {fault}. Drawn as far as it can run, to {run.makespan:.4g} steps."
     peaks = run.peak_memory()
     rows = [
-        f"rank {rank} is busy for {busy / run.makespan:.0%} and keeps at most {peaks[rank]:g} activations"
+        f"rank {rank} is busy for {busy / run.makespan:.0%} and keeps at most {counted(peaks[rank], 'activation')}"
         for rank, busy in list(enumerate(run.busy))[:8]
     ]
     return f"Timeline of {start} It takes {run.makespan:.4g} steps; {joined(rows)}."

@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from fivefold.plots.style import INK, OTHER, PAPER, RC, RULE, SOFT, WORK, Figure, Sheet
+from fivefold.plots.style import INK, OTHER, PAPER, RC, RULE, SOFT, WORK, Figure, Sheet, counted
 
 WIDTH, LEFT, PIECES, NARROW = 9.0, 0.8, 5.7, 0.5  # inches: of all, left of the pieces, of all pieces, of an empty one
 HEAD, GAP = 0.6, 0.24  # inches: above the ranks, and between two of them, where the arrows are
@@ -88,7 +88,13 @@ def _heads(axes: Axes, edges: list[tuple[float, float]], sizes: list[int], n: in
     short = n > 5 or 0 in sizes
     for piece, ((left, wide), size) in enumerate(zip(edges, sizes, strict=True)):
         _text(axes, left + wide / 2, 0.1, f"{piece}" if short else f"piece {piece}")
-        _text(axes, left + wide / 2, 0.29, "empty" if not size else f"{size}" if n > 5 else _numbers(size), colour=SOFT)
+        _text(
+            axes,
+            left + wide / 2,
+            0.29,
+            "empty" if not size else f"{size}" if n > 5 else counted(size, "number"),
+            colour=SOFT,
+        )
     if short:
         _text(axes, 0.12, 0.1, "piece", ha="left")
     if n > 5:
@@ -127,10 +133,6 @@ def _text(axes: Axes, x: float, y: float, text: str, ha: str = "center", colour:
     axes.text(x, y, text, ha=ha, va="center", color=colour, fontsize=8.5, **more)
 
 
-def _numbers(size: int) -> str:
-    return f"{size} number" + ("" if size == 1 else "s")
-
-
 def _title(n: int, step: int) -> str:
     steps = 2 * (n - 1)
     if step == 0:
@@ -150,7 +152,7 @@ def _alt(n: int, step: int, sizes: list[int], held: Held) -> str:
         sums = [f"the sum of piece {piece}" for piece, content in enumerate(own) if len(content) == n]
         partial = [f"piece {piece} of ranks {'+'.join(map(str, c))}" for piece, c in enumerate(own) if 1 < len(c) < n]
         alone = sum(len(content) == 1 < n for content in own)
-        parts = [*sums, *partial] + ([_numbers(alone).replace("number", "piece") + " of its own"] if alone else [])
+        parts = [*sums, *partial] + ([counted(alone, "piece") + " of its own"] if alone else [])
         words.append(f"rank {rank} holds {', '.join(parts)}")
     start = f"{n} ranks after step {step} of {2 * (n - 1)} of a ring all-reduce, pieces of {', '.join(map(str, sizes))}"
     return f"{start} numbers. {'; '.join(words).capitalize()}."

@@ -117,7 +117,7 @@ def axis_stripes(group: str) -> dict:
 def duration(value: float, unit: str = "s") -> str:
     """A time in words: "1.2 ms", "3 steps"."""
     if unit != "s":
-        return f"{value:g} {unit or 'step'}" + ("s" if not unit and value != 1 else "")
+        return f"{value:.5g} {unit}" if unit else counted(float(f"{value:.5g}"), "step")
     for name, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         if value >= scale or name == "ns":
             return f"{value / scale:.3g} {name}"
@@ -130,6 +130,12 @@ def round_length(most: float) -> float:
         return 0.0
     power = 10.0 ** math.floor(math.log10(most))
     return max(factor * power for factor in (1, 2, 5) if factor * power <= most * (1 + 1e-9))
+
+
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: "1 rank", "1,024 ranks", "2.5 activations"."""
+    words = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{words} {noun}{'' if number == 1 else 's'}"
 
 
 def joined(names: list[str]) -> str:

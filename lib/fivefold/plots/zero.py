@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from fivefold.cost import zero_bytes, zero_traffic
-from fivefold.plots.style import INK, PAPER, RC, SOFT, WORK, Figure, Sheet, axis_stripes
+from fivefold.plots.style import INK, PAPER, RC, SOFT, WORK, Figure, Sheet, axis_stripes, counted
 
 WIDTH, TALL = 9.0, 2.75  # inches of the drawing
 MIDDLE, ROOM, TOP, ROWS = 4.75, 2.85, 0.62, 1.75
@@ -53,7 +53,7 @@ def zero_memory(
     most = max(sum(parts.values()) for parts in [*by_stage.values(), *by_ranks.values()])
     _key(axes)
     names = {s: (name, s == stage) for s, name in STAGES.items()}
-    _rows(axes, 0.85, f"{_ranks(ranks)}, by stage", by_stage, names, most, gpu_bytes)
+    _rows(axes, 0.85, f"{counted(ranks, 'rank')}, by stage", by_stage, names, most, gpu_bytes)
     counts = {n: (f"{n:,}", n == ranks) for n in degrees}
     _rows(axes, MIDDLE + 0.6, f"{STAGES[stage]}, by number of ranks", by_ranks, counts, most, gpu_bytes)
     price = _price(parameters, ranks, stage)
@@ -148,10 +148,6 @@ def _text(axes: Axes, x: float, y: float, text: str, ha: str = "left", colour: s
     axes.text(x, y, text, ha=ha, va="center", color=colour, fontsize=8.5, **more)
 
 
-def _ranks(n: int) -> str:
-    return f"{n:,} rank{'s' * (n > 1)}"
-
-
 def _billions(parameters: float) -> str:
     return f"{parameters / 1e12:g}T" if parameters >= 1e12 else f"{parameters / 1e9:g}B"
 
@@ -160,7 +156,8 @@ def _title(parameters: float, ranks: int, stage: int, totals: Mapping[int, float
     now, fits = totals[stage], "fits" if totals[stage] <= gpu else "does not fit"
     saved = f" instead of {size(totals[0])}" if stage and ranks > 1 else ""
     each = "it keeps" if ranks == 1 else "each keeps"
-    return f"A {_billions(parameters)} model, {STAGES[stage]}, {_ranks(ranks)}: {each} {size(now)}{saved}, which {fits}"
+    over = counted(ranks, "rank")
+    return f"A {_billions(parameters)} model, {STAGES[stage]}, {over}: {each} {size(now)}{saved}, which {fits}"
 
 
 def _price(parameters: float, ranks: int, stage: int) -> str:
@@ -177,7 +174,8 @@ def _alt(
     stages = "; ".join(f"{STAGES[s]} {size(sum(parts.values()))}" for s, parts in by_stage.items())
     counts = "; ".join(f"{n:,} {size(sum(parts.values()))}" for n, parts in by_ranks.items())
     parts = ", ".join(f"{name} {size(amount)}" for name, amount in by_stage[stage].items())
+    over = counted(ranks, "rank")
     return (
-        f"Bars of what a rank keeps of a {_billions(parameters)} model's states. On {_ranks(ranks)}: {stages}. "
+        f"Bars of what a rank keeps of a {_billions(parameters)} model's states. On {over}: {stages}. "
         f"{STAGES[stage].capitalize()} by number of ranks: {counts}. Parts: {parts}. A GPU has {size(gpu)}. {price}"
     )
