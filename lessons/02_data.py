@@ -141,7 +141,7 @@ def by_hand(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """One parameter's gradient, before and after the sum."""
     dp = dist.new_group(group_desc="dp")  # all ranks, under the name that figures show
     model = make_model(dtype)
-    with phase("forward"):
+    with phase("forward"):  # the name that tables and timelines give to what happens inside
         loss = loss_of(model, 0, dp.rank(), dp.size())
     with phase("backward"):
         loss.backward()
@@ -159,7 +159,8 @@ for rank, (own, summed) in enumerate(run(by_hand, world_size).results):
     print(f"rank {rank}: its own gradient is off by {off[0]:.0%}, the sum by {off[1]:.0e}")
 
 # %% [markdown]
-# The sum is right. Two things are not good. There is an all-reduce for each of the small tensors:
+# The sum is right. Two things are not good. There is an all-reduce for each of the small tensors (with `measure=True`
+# the ledger has what ranks compute and keep, too):
 
 # %%
 measured = run(by_hand, world_size, torch.bfloat16, measure=True).ledger

@@ -31,7 +31,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from fivefold import context, pipeline, plots, run, tensor, zero
 from fivefold.layout import Layout
 from fivefold.mesh import Mesh, make_mesh
