@@ -12,6 +12,7 @@ import torch
 from fivefold import pipeline
 from fivefold.pipeline import Value
 from fivefold.runtime.ledger import Communication, Wait
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autograde.case import Case
 from autograde.check import Check
@@ -107,6 +108,9 @@ class CheckValues(Check):
         for rank, outcome in zip(case.groups[0], outcomes, strict=True):
             if outcome.get("kept"):
                 return Finding("memory", False, f"rank {rank} keeps {outcome['kept']} of the values that it has sent")
+            if outcome["taken"]:
+                seen = f"rank {rank} keeps {outcome['taken']} of the values that have been taken"
+                return Finding("memory", False, seen, look="They are there until they are used, and no longer.")
             if outcome["open"]:
                 return Finding("memory", False, f"on rank {rank} {outcome['open']} messages are never waited for")
             if outcome["under way"] > 1:
@@ -130,10 +134,11 @@ def _in_step(solution: Any) -> Any:
     return InStep
 
 
-def _taken(values: Any, value: Value) -> Any:
+def _taken(values: Any, value: Value, let_go: list[StorageWeakRef]) -> Any:
     """The tensor, copied; what arrives only after it is taken may be anything, so that is only said."""
     before = unwaited(entries_here())
     tensor = values.take(value)
+    let_go.append(StorageWeakRef(tensor.untyped_storage()))
     return tensor.clone() if unwaited(entries_here()) < before or not before else EARLY
 
 
@@ -149,27 +154,33 @@ def _outside(values: Any, case: Passed, kind: str) -> dict:
         values.send(Value(kind, 0, i), 1)
     values.sent(range(3))
     gc.collect()
-    kept = sum(ref() is not None for ref in made)
+    kept, let_go = sum(ref() is not None for ref in made), []
     for i in range(case.count):
         values.receive(Value(kind, 1, i), 1)
-    return {f"{kind} {i}": _taken(values, Value(kind, 1, i)) for i in reversed(range(case.count))} | {"kept": kept}
+    found = {f"{kind} {i}": _taken(values, Value(kind, 1, i), let_go) for i in reversed(range(case.count))}
+    return found | {"kept": kept, "taken": _still_there(let_go)}
 
 
 def _between(values: Any, case: Passed) -> dict:
     """Take values from one side and then the other, all asked for before the first is used, and send each back."""
-    kinds, found = {"activation": 0, "gradient": 2}, {}
+    kinds, found, let_go = {"activation": 0, "gradient": 2}, {}, []
     for kind, peer in kinds.items():
         for i in range(case.count):
             values.receive(Value(kind, 0, i), peer)
         for i in reversed(range(case.count)):
-            found[f"{kind} {i}"] = _taken(values, Value(kind, 0, i))
+            found[f"{kind} {i}"] = _taken(values, Value(kind, 0, i), let_go)
     values.wait([Value("gradient", 7, 7)])  # of which there is none
     for kind, peer in kinds.items():
         for i in range(case.count):
             values.put(Value(kind, 1, i), case.value(kind, i))
             values.send(Value(kind, 1, i), peer)
     values.sent([0, 2])
-    return found
+    return found | {"taken": _still_there(let_go)}
+
+
+def _still_there(let_go: list[StorageWeakRef]) -> int:
+    gc.collect()
+    return sum(not storage.expired() for storage in let_go)
 
 
 def _most_under_way(entries: list) -> int:

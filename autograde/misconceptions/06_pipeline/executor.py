@@ -127,6 +127,17 @@ RUN = [
             ),
         ),
     ),
+    Misconception(
+        exercise="pipeline.run",
+        name="waits_where_it_receives",
+        hint="This looks like: a rank waits for each message where it asks for it. "
+        "Which work later in its list needs what arrives, and what could it do until then?",
+        old="values.receive(action.value, action.peer)",
+        new="""
+        values.receive(action.value, action.peer)
+        values.wait([action.value])
+        """,
+    ),
 ]
 
 VALUES = [
@@ -189,5 +200,21 @@ VALUES = [
         self.leaving[peer] = dist.isend(tensor, group=self.group, group_dst=peer)
         """,
         new="self.leaving[peer] = dist.isend(tensor, group=self.group, group_dst=peer)",
+    ),
+    Misconception(
+        exercise="pipeline.Values",
+        name="taken_and_kept",
+        hint="This looks like: what has been taken stays here. When is it used for the last time?",
+        old="return self.here.pop(value)",
+        new="return self.here[value]",
+        also=(
+            (
+                "tensor = self.take(value).contiguous()",
+                """
+                self.wait([value])
+                tensor = self.here.pop(value).contiguous()
+                """,
+            ),
+        ),
     ),
 ]
