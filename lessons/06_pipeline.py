@@ -304,8 +304,7 @@ for action in with_messages(two_ranks).actions[1]:
 #   holds one or more pieces of work, `action.steps` (DualPipe, lesson 08, puts two in one entry); do them one after
 #   the other, as by hand, each in a `work` block of its letter, `step.letter`.
 # - **Messages**: `with_messages(schedule)` also refuses a schedule that breaks a rule. `Values(group, template)` does
-#   them: `put`, `take`, `receive`, `send`, and `sent` at the very end. Its code is in *Find the bug* below. A message
-#   travels while the rank computes: receiving starts where the list has it, waiting comes where the value is taken.
+#   them: `put`, `take`, `receive`, `send`, and `sent` at the very end. Its code is in *Find the bug* below.
 # - **Checked**: losses; gradients, also of a second run, in groups that are not all ranks, with several stages on a
 #   rank; messages and their bytes; the order of the work, and its `work` blocks; what does not fit is refused.
 # - **Halves**: an `InputGradient` ("I") is the first half of a backward and a `WeightGradient` ("W") the second. Given:

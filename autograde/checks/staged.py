@@ -12,8 +12,6 @@ import torch.distributed as dist
 from fivefold.runtime.marks import now
 from torch import Tensor, nn
 
-from autograde.checks.messages import entries_here
-
 WIDTH, ROWS = 5, 3
 
 
@@ -44,9 +42,9 @@ class Stage(nn.Module):
 class Watched(nn.Module):
     """A stage that writes down what is done with it, and what the program says that it is doing."""
 
-    def __init__(self, number: int, seed: int, log: list, places: list[int]):
+    def __init__(self, number: int, seed: int, log: list):
         super().__init__()
-        self.number, self.log, self.places, self.stage = number, log, places, Stage(number, seed)
+        self.number, self.log, self.stage = number, log, Stage(number, seed)
         self.outputs: list[weakref.ref] = []  # of those whose backward has begun
         self.kept = 0  # the most of them that were there when a later backward began
         for parameter in self.stage.parameters():
@@ -56,7 +54,6 @@ class Watched(nn.Module):
         entry = [letter, self.number, now.kind, now.label.partition(".")[0]]
         if not (letter == "W" and self.log and self.log[-1] == entry):
             self.log.append(entry)
-            self.places.append(len(entries_here()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.note("F")
@@ -87,19 +84,17 @@ def execute(
 ) -> dict:
     """Let `executor`, such as `pipeline.run`, run the schedule on the ranks of `group`: gradients by name, losses by
     micro-batch, and whether any of these still has its graph. Where two ranks hold a stage, their gradients are added
-    up here. With more steps they pile up. What is done with each stage is written into `log`, and how long the ledger
-    was when it began is among what is found."""
+    up here. With more steps they pile up. What is done with each stage is written into `log`."""
     group = group or dist.group.WORLD
     numbers = schedule.stages_of(group.rank())
-    places: list[int] = []
-    parts = {n: Stage(n, seed) if log is None else Watched(n, seed, log, places) for n in numbers}
+    parts = {n: Stage(n, seed) if log is None else Watched(n, seed, log) for n in numbers}
     losses = {}
     for step in range(steps):
         given = inputs(schedule.num_microbatches, seed + step)
         losses = executor(schedule, parts, given, loss, group, torch.full((ROWS, WIDTH), torch.nan).double())
     for number, route in enumerate(schedule.routes[1:]):
         _add_copies(parts, schedule.routes[0], route, group, number)
-    found = {"gradient": _gradients(parts), "losses": None, "graph": False, "places": places}
+    found = {"gradient": _gradients(parts), "losses": None, "graph": False}
     found["kept"] = max((part.kept for part in parts.values() if isinstance(part, Watched)), default=0)
     if isinstance(losses, dict):
         found["graph"] = any(value.requires_grad for value in losses.values() if isinstance(value, Tensor))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fivefold import pipeline
-from fivefold.pipeline import Action, Receive, Schedule
-from fivefold.runtime.ledger import Communication, Wait
+from fivefold.pipeline import Schedule
 
 from autograde.case import Case, ranks_in_words
 from autograde.check import Check
 from autograde.checks import staged
-from autograde.checks.messages import entries_here, expect_messages
+from autograde.checks.messages import expect_messages
 from autograde.checks.training import group_of
 from autograde.compare import compare_all
 from autograde.verdict import Finding
@@ -89,11 +87,8 @@ class Executor(Check):
             return _try_to_run_what_does_not_fit(solution, group)
         schedule, log = case.schedule(group.size()), []
         seed = case.seed + 100 * place
-        first = len(entries_here())
         done = staged.execute(solution, schedule, seed, group, case.steps, log)
-        actions = case.steps * pipeline.with_messages(schedule).actions[group.rank()]
-        early = _waited_early(schedule, actions, case.groups[place], entries_here()[first:], done.pop("places"))
-        return done | {"log": log, "early": early}
+        return done | {"log": log}
 
     def judge(self, case: Run, outcomes: list, ledger: Any) -> Iterator[Finding]:
         if not case.kind:
@@ -116,7 +111,6 @@ class Executor(Check):
         if halves or "order" in case.properties:
             yield _judge_order("halves" if halves else "order", [o["log"] for o in outcomes], logs)
             yield from _judge_kept("halves" if halves else "order", outcomes)
-            yield from _judge_waits("halves" if halves else "order", outcomes)
         if "losses" in case.properties:
             yield _judge_losses(outcomes, losses)
             sent = [BYTES * number for number in sends]
@@ -174,36 +168,6 @@ def _judge_kept(name: str, outcomes: list) -> Iterator[Finding]:
         if outcome["kept"] > 1:
             seen = f"rank {rank} still keeps {outcome['kept']} outputs of a stage whose backward is done"
             yield Finding(name, False, seen, look="Who still holds them, and what for?")
-            return
-
-
-def _waited_early(
-    schedule: Schedule, actions: list[Action], ranks: tuple[int, ...], entries: list, places: list[int]
-) -> list[str]:
-    """The values that this rank waited for though work that does not need them was next in its list."""
-    waits = {entry.of: entry.index for entry in entries if isinstance(entry, Wait)}
-    calls = {
-        rank: iter([e for e in entries if isinstance(e, Communication) and e.op == "recv" and e.peer == rank])
-        for rank in ranks
-    }
-    found = []
-    for k, action in enumerate(actions):
-        call = next(calls[ranks[action.peer]], None) if isinstance(action, Receive) else None
-        following = next((later.steps for later in actions[k:] if later.steps), ())
-        if call is None or not following or any(action.value in schedule.needs(step) for step in following):
-            continue
-        waited = waits.get(call.index, math.inf if call.asynchronous else call.index)
-        begun = next((place for place in places if place > call.index), math.inf)
-        if waited < begun:
-            found.append(f"{action.value}")
-    return found
-
-
-def _judge_waits(name: str, outcomes: list) -> Iterator[Finding]:
-    for rank, outcome in enumerate(outcomes):
-        if outcome["early"]:
-            seen = f"rank {rank} waits for the {outcome['early'][0]} before work that does not need it"
-            yield Finding(name, False, seen, look="A message can travel while a rank computes: when is it needed?")
             return
 
 

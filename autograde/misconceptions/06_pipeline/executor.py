@@ -127,17 +127,6 @@ RUN = [
             ),
         ),
     ),
-    Misconception(
-        exercise="pipeline.run",
-        name="waits_where_it_receives",
-        hint="This looks like: a rank waits for each message where it asks for it. "
-        "Which work later in its list needs what arrives, and what could it do until then?",
-        old="values.receive(action.value, action.peer)",
-        new="""
-        values.receive(action.value, action.peer)
-        values.wait([action.value])
-        """,
-    ),
 ]
 
 VALUES = [

@@ -148,14 +148,18 @@ class Recorder:
     def _tell(self, message: dict) -> None:
         self._channel.sendall(json.dumps(message).encode() + b"\n")
 
+    def _start(self, index: int, source: int | None) -> None:
+        """Start an operation; a function of its own, so that the listening thread holds no handle, and no tensor."""
+        pending = self._pending.pop(index)
+        self._under_way.add(pending)
+        pending.go(source)
+
     def _listen(self) -> None:
         with self._channel.makefile("rb") as lines:
             for line in lines:
                 message = json.loads(line)
                 if "go" in message:
-                    pending = self._pending.pop(message["go"])
-                    self._under_way.add(pending)
-                    pending.go(message["source"])
+                    self._start(message["go"], message["source"])
                 else:
                     self._group(message["make"]).make(message["device"])
         os._exit(0)  # the supervisor is gone: nobody waits for this rank any more

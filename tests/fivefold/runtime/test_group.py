@@ -1,5 +1,7 @@
 """The watched group: every operation of `torch.distributed` gives gloo's answer and is recorded once, counted right."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -164,6 +166,23 @@ def test_a_message_whose_handle_is_dropped_arrives():
     """gloo forgets a send nobody holds; here it is the check that tells a learner to wait, and no hang."""
     done = run(forgets_its_sends, N, timeout=20)
     assert [result[0].item() for result in done.results] == [190 + (rank - 1) % N for rank in range(N)]
+
+
+def test_what_was_received_is_freed_when_the_program_lets_it_go():
+    def program() -> bool:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        x, peer = torch.full((3,), float(dist.get_rank())), 1 - dist.get_rank()
+        got = torch.empty(3)
+        storage = StorageWeakRef(got.untyped_storage())
+        handles = [dist.isend(x, peer), dist.irecv(got, peer)]
+        for handle in handles:
+            handle.wait()
+        del handles, handle, got
+        gc.collect()
+        return storage.expired()
+
+    assert run(program, 2).results == [True, True]
 
 
 def test_the_ledger_says_which_calls_were_asynchronous_and_where_they_were_waited_for():
