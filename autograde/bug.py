@@ -23,8 +23,10 @@ def is_there(exercise: str, solution: Any, recognised: str | None) -> bool:
         return bool(bug)
     where = definition(exercise)
     (item,) = (item for item in discover.misconceptions(exercise) if item.name == bug)
-    given = _definition(item.apply(where.source), where.name)
-    return given is not None and given == _definition(_text(solution), where.name)
+    right, faulty = _definitions(where.source), _definitions(item.apply(where.source))
+    mistaken = {name: dump for name, dump in faulty.items() if dump != right.get(name)}
+    given = _definitions(_text(solution))
+    return bool(mistaken) and all(given.get(name) == dump for name, dump in mistaken.items())
 
 
 def _text(solution: Any) -> str:
@@ -36,11 +38,20 @@ def _text(solution: Any) -> str:
     return "".join(linecache.getlines(codes[0].co_filename)) if codes else ""
 
 
-def _definition(text: str, name: str) -> str | None:
-    """The last definition of `name`, without what the syntax does not see: comments, line breaks, places."""
+def _definitions(text: str) -> dict[str, str]:
+    """By name, the last function or class of that name, without what the syntax does not see: comments, line breaks.
+
+    A faulty program differs from the right one in some of them only, such as a helper that does the work.
+    """
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        waiting: list[ast.AST] = [ast.parse(text)]
+        found = []
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.append(node)
+            else:
+                waiting += ast.iter_child_nodes(node)  # into the `try` of the cell, not into a class
+        return {node.name: ast.dump(node) for node in sorted(found, key=lambda node: node.lineno)}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    found = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name]
-    return ast.dump(max(found, key=lambda node: node.lineno)) if found else None
+        return {}

@@ -84,9 +84,10 @@ def _with_bug(cell: Cell, source: str, faulty: dict[str, str]) -> str:
     if _has_long_string(source):
         raise cell.error(f"{cell.id} cannot be indented: it holds a string of several lines that is no docstring")
     right = textwrap.indent(source, "    ")
+    start = "try:  # the grader's: nothing is written here, mend the program above"
     return (
-        f"{faulty[cell.bug]}\n\n\ntry:\n    ### BEGIN SOLUTION\n{right}\n    ### END SOLUTION\n"
-        "except NotImplementedError:\n    pass  # nothing is written here: the program above counts, so mend it there"
+        f"{faulty[cell.bug]}\n\n\n{start}\n    ### BEGIN SOLUTION\n{right}\n    ### END SOLUTION\n"
+        "except NotImplementedError:\n    pass"
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,10 +149,14 @@ def parameters(notebook: NotebookNode) -> set[str]:
 
 
 def check_solutions(
-    notebook: NotebookNode, lesson: list[Task], hidden: bool = True, progress: Silent | None = None
+    notebook: NotebookNode,
+    lesson: list[Task],
+    hidden: bool = True,
+    progress: Silent | None = None,
+    only: Collection[str] | None = None,
 ) -> Iterator[tuple[Found, Verdict]]:
-    """For each task in turn, what the notebook holds for it and the verdict on that."""
-    for task in lesson:
+    """For each task in turn, or those in `only`, what the notebook holds for it and the verdict on that."""
+    for task in [task for task in lesson if only is None or task.id in only]:
         (progress or Silent()).checks(task.id)
         found = _find(notebook, task, lesson)
         yield found, _verdict(found, hidden)

@@ -1,6 +1,6 @@
 """A learner's own parts: what the library's functions can be replaced with, taken from their saved notebooks.
 
-    mine = own_parts()                        # checks every solution in the notebooks
+    mine = own_parts()                        # checks every solution in the notebooks; `only` checks some
     run(train, 16, job, 10, parts=mine.taken)
 
 What is missing, or does not pass its check, stays the library's; `mine`, shown, says which is which.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fivefold.runtime.parts import Program
 
-from autograde.discover import lessons
+from autograde.discover import check_of, lessons
 from autograde.exercise import ROOT
 from autograde.grade import Lessons, check_solutions
 from autograde.notebook import CannotRead, read_notebook
@@ -69,23 +69,33 @@ class Parts:
         return found
 
 
-def own_parts(folder: str | Path = "", say: Callable[[str], object] = print, but: Iterable[str] = ()) -> Parts:
+def own_parts(
+    folder: str | Path = "",
+    say: Callable[[str], object] = print,
+    but: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+) -> Parts:
     """Check the solutions in the notebooks of `folder`, as they are saved, and take those that pass.
 
     folder: by default the one that the kernel runs in, where it holds lessons; otherwise the course's `notebooks`.
-    `say` is told each lesson before its checks begin. `but` names exercises that are left to the library. Raises
-    ValueError where there is no such folder.
+    `say` is told each lesson before its checks begin. `but` names exercises that are left to the library, `only` the
+    ones to look at, where not all. Raises ValueError where there is no such folder, and for a name in `only` that no
+    exercise has.
     """
     place, found, known = _folder(folder), Parts(), Lessons()
+    wanted = None if only is None else {check_of(exercise).exercise for exercise in only}
     for lesson in known.paths:
         tasks = [task for task in known.tasks(lesson) if not task.is_question]
+        ids = {task.id for task in tasks} if wanted is None else {task.id for task in tasks if task.id in wanted}
+        if not ids:
+            continue
         try:
             notebook = read_notebook(place / f"{lesson}.ipynb")
         except CannotRead as error:
-            found.left |= {task.id: str(error) for task in tasks}
+            found.left |= dict.fromkeys(ids, str(error))
             continue
         say(f"checking your {lesson}")
-        for solution, verdict in check_solutions(notebook, tasks, hidden=False):
+        for solution, verdict in check_solutions(notebook, tasks, hidden=False, only=ids):
             exercise = verdict.exercise
             if exercise in but:
                 found.left[exercise] = "left out, as asked"

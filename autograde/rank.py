@@ -118,4 +118,5 @@ def _silent() -> types.ModuleType:
     module = types.ModuleType("autograde")
     module.check = lambda *arguments, **options: None
     module.mine = lambda exercise, solution: solution
+    module.own_parts = lambda *arguments, **options: None
     return module

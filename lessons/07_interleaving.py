@@ -20,8 +20,8 @@
 # **When it hurts**: when both neighbours send first, and nobody receives. That is at the end of this lesson.
 
 # %% [markdown]
-# Run the cells from top to bottom (Shift + Enter). Schedules are executed by the library's `pipeline.run`, which you
-# wrote in lesson 06. The launcher is called by its full name, `fivefold.run`.
+# Run the cells from top to bottom (Shift + Enter). Schedules are executed by `pipeline.run`, which you wrote in lesson
+# 06. The launcher is called by its full name, `fivefold.run`.
 
 # %%
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ from fivefold.runtime.cluster import cluster
 from fivefold.runtime.replay import replay
 from torch import Tensor, nn
 
-from autograde import check, mine
+from autograde import check, mine, own_parts
 
 # %% tags=["parameters"]
 world_size = 4  # ranks of the pipeline: 2 or 4
@@ -70,6 +70,14 @@ world_size = 4  # ranks of the pipeline: 2 or 4
 # %% [markdown]
 # ## A worked example
 #
+# Whose executor runs the schedules of this lesson? Yours of lesson 06, if it lies beside this notebook, saved, and
+# passes its check. Otherwise the library's; you need not have solved it.
+
+# %%
+yours = own_parts(only=["pipeline.run"])
+yours
+
+# %% [markdown]
 # How much does GPipe keep? Measure it, on real ranks, with more and more micro-batches. A stage is two layers with a
 # GELU between them; for each micro-batch it keeps three tensors until its backward.
 
@@ -91,7 +99,7 @@ def one_step(schedule: Schedule) -> None:
 
 def measured(schedule: Schedule):
     """The ledger of one step on real ranks."""
-    return fivefold.run(one_step, schedule.num_ranks, schedule, measure=True).ledger
+    return fivefold.run(one_step, schedule.num_ranks, schedule, measure=True, parts=yours.taken).ledger
 
 
 kept_by_one = 3 * tokens * h * 4  # bytes that a stage keeps of one micro-batch
@@ -337,8 +345,8 @@ def train_alone(steps: int) -> list[float]:
 steps = 30
 schedule = my_1f1b(world_size, m)
 alone = fivefold.run(train_alone, 1, steps).results[0]
-summed = fivefold.run(train, world_size, schedule, my_sum, steps).results[-1]
-forgotten = fivefold.run(train, world_size, schedule, None, steps).results[-1]
+summed = fivefold.run(train, world_size, schedule, my_sum, steps, parts=yours.taken).results[-1]
+forgotten = fivefold.run(train, world_size, schedule, None, steps, parts=yours.taken).results[-1]
 print(f"\nstep   1 process   {world_size} ranks, summed   not summed")
 for step in (0, 1, 2, 5, 10, steps - 1):
     print(f"{step:4} {alone[step]:11.4f} {summed[step]:17.4f} {forgotten[step]:12.4f}")
@@ -355,7 +363,7 @@ torch.testing.assert_close(summed, alone, rtol=1e-2, atol=0)
 # One step of that training, measured: the timeline and the memory of your own run, with T_F = 1 and T_B = 2.
 
 # %%
-ledger = fivefold.run(train, world_size, schedule, my_sum, 1, measure=True).ledger
+ledger = fivefold.run(train, world_size, schedule, my_sum, 1, measure=True, parts=yours.taken).ledger
 replayed = replay(ledger, cluster("h100"), STEPS)
 idle = 1 - replayed.busy(0) / replayed.makespan
 print(f"idle for {idle:.1%} of the time; (p−1)/(m+p−1) = {(world_size - 1) / (m + world_size - 1):.1%}")
@@ -480,7 +488,7 @@ pairs = {
     "ScheduleInterleaved1F1B": my_interleaved(world_size, 2 * world_size, 2),
 }
 for kind, made in pairs.items():
-    off = fivefold.run(with_torch, world_size, kind, made).results
+    off = fivefold.run(with_torch, world_size, kind, made, parts=yours.taken).results
     print(f"{kind:24} gradients differ by at most {max(off):.0e} of the largest")
 
 # %% [markdown]

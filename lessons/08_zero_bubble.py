@@ -26,8 +26,8 @@
 # **When it hurts**: what W needs is kept until W is done; and a zero is a zero by one clock and not by another.
 
 # %% [markdown]
-# Run the cells from top to bottom (Shift + Enter). Lesson 06's executor and lesson 07's 1F1B come from the library
-# here; you need not have solved them.
+# Run the cells from top to bottom (Shift + Enter). Lesson 07's 1F1B comes from the library here; you need not have
+# solved it.
 
 # %%
 import tempfile
@@ -46,7 +46,7 @@ from fivefold.runtime.replay import Replay, replay
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from autograde import check, mine
+from autograde import check, mine, own_parts
 
 # %% tags=["parameters"]
 world_size = 4  # ranks of the pipeline, an even number: 2, 4 or 6
@@ -144,6 +144,14 @@ def largest_difference(schedule: Schedule, results: list, Layer: type = Layer) -
 
 
 # %% [markdown]
+# Schedules are executed by your `pipeline.run` of lesson 06, if that notebook lies beside this one, saved, and passes
+# its check; otherwise by the library's:
+
+# %%
+yours = own_parts(only=["pipeline.run"])
+yours
+
+# %% [markdown]
 # Lesson 07's schedule first, on real ranks, and what a replay of its ledger takes where each F takes one step and each
 # B two, one for either half. (`simulate` says the same without running anything.)
 
@@ -154,7 +162,7 @@ UNITS = {"F": 1, "I": 1, "W": 1, "B": 2}
 def replayed(schedule: Schedule, iterations: int = 1, **parts: Callable) -> tuple[Replay, list, Ledger]:
     """A run on real ranks: its replay with unit costs, what the ranks returned, its ledger."""
     units = UNITS if schedule.num_stages == p else {kind: time / 2 for kind, time in UNITS.items()}  # half stages
-    given = {f"pipeline.{name}": part for name, part in parts.items()}
+    given = yours.taken | {f"pipeline.{name}": part for name, part in parts.items()}
     done = fivefold.run(one_step, p, schedule, iterations, measure=True, parts=given)
     return replay(done.ledger, cluster("h100"), units), done.results, done.ledger
 
@@ -511,7 +519,7 @@ class Adapted(nn.Module):
 
 
 def apart(schedule: Schedule, Layer: type) -> None:
-    parts = {"pipeline.graph.take_apart": take_apart}
+    parts = yours.taken | {"pipeline.graph.take_apart": take_apart}
     results = fivefold.run(one_step, p, schedule, 1, Layer, parts=parts).results
     found, wanted = results[-1][0], alone(m, Layer)[-layers // p]  # the first layer of the last rank
     for (name, _), one, other in zip(Layer(0).named_parameters(), found, wanted, strict=False):

@@ -8,6 +8,7 @@ import pytest
 from fivefold.runtime.parts import Source
 
 from autograde import bug, discover
+from autograde import exercise as exercises
 from autograde.library import definition
 
 EXERCISE, NAME = "tensor.GatedMLP", "fused_cut_in_a_row"
@@ -44,6 +45,18 @@ def test_a_mended_program_is_not_it():
     for text in (cells(right), cells(given() + TRY.format(indented)), cells(given(), right), cells(given() + "(")):
         assert not bug.is_there(EXERCISE, text, None)
     assert bug.is_there(EXERCISE, cells(right), NAME)  # what behaves like it counts as it
+
+
+def test_a_mistake_in_a_helper_is_looked_for_in_the_helper(monkeypatch):
+    """Where the function itself is as it should be, it says nothing about whether its helper was mended."""
+    exercise, name = "recompute.full", exercises.bug_of("recompute.full")
+    monkeypatch.setattr(bug, "bug_of", lambda exercise: name)
+    (item,) = (item for item in discover.misconceptions(exercise) if item.name == name)
+    faulty, right = item.apply(definition(exercise).source), definition(exercise).source
+    assert bug.is_there(exercise, cells(faulty), None)
+    assert not bug.is_there(exercise, cells(right), None)
+    half_mended = faulty.replace("torch.enable_grad()", "torch.no_grad()", 1)  # wrong too, and in another way
+    assert half_mended != faulty and not bug.is_there(exercise, cells(half_mended), None)
 
 
 def test_an_object_is_known_by_the_cell_that_made_it():

@@ -95,3 +95,13 @@ def test_one_can_be_left_out(folder, found):
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="there is no folder .*none: give the one that holds your notebooks"):
         own_parts(tmp_path / "none")
+
+
+def test_some_parts_alone_are_looked_at(folder):
+    """What a lesson needs of an earlier one, without the time that all the checks take."""
+    heard = []
+    found = own_parts(folder, say=heard.append, only=["tensor.ColumnLinear", "sequence.Block"])
+    assert set(found.taken) == {"tensor.ColumnLinear"} and set(found.left) == {"sequence.Block"}
+    assert heard == ["checking your 03_tensor"]
+    with pytest.raises(ValueError, match='no exercise is called "tensor.ColumnLine": did you mean'):
+        own_parts(folder, only=["tensor.ColumnLine"])

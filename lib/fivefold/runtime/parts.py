@@ -34,6 +34,7 @@ class Source:
         """
         module = types.ModuleType("__solution__")
         sys.modules[module.__name__] = module
+        _solutions.append(module)
         for label, code in self.cells:
             remember(label, code)
             exec(compile(code, label, "exec"), module.__dict__)
@@ -57,6 +58,9 @@ class Program:
         others = [exercise.rpartition(".") for exercise in self.library]
         replace = {name: getattr(importlib.import_module(f"fivefold.{module}"), name) for module, _, name in others}
         return self.source.load(replace)
+
+
+_solutions: list[types.ModuleType] = []  # a part that is text may use another, which takes its place later
 
 
 def remember(label: str, code: str) -> None:
@@ -88,12 +92,12 @@ def install(parts: dict[str, Any]) -> None:
 
 
 def _replace(module: types.ModuleType, parts: dict[str, Any]) -> None:
-    """Set the parts in `module`, and wherever a module of the package took the library's version from."""
+    """Set the parts in `module`, and wherever a module of the package, or another part, took the library's from."""
     for name, part in parts.items():
         original = getattr(module, name)
         if isinstance(part, Program):
             part = _with_attributes_of(original, part.load())
-        for other in [m for key, m in sys.modules.items() if key.startswith("fivefold.")]:
+        for other in [m for key, m in sys.modules.items() if key.startswith("fivefold.")] + _solutions:
             if vars(other).get(name) is original:
                 setattr(other, name, part)
         setattr(module, name, part)

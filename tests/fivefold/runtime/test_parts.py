@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from fivefold import run
 from fivefold.runtime.errors import RankFailed
-from fivefold.runtime.parts import Source
+from fivefold.runtime.parts import Program, Source
 
 CELLS = (
     ("cell [1]", "import fivefold\nFACTOR = 3\n"),
@@ -103,3 +103,22 @@ def test_a_part_of_a_module_that_does_not_exist_is_said():
 
     with pytest.raises(RankFailed, match="there is no module fivefold.nowhere"):
         run(use, 1, parts={"nowhere.f": torch.sum})
+
+
+def groups_made():
+    from fivefold import mesh
+    from fivefold.layout import Layout
+
+    return mesh.groups(Layout(dp=2), "dp")
+
+
+@pytest.mark.parametrize("first", ["mesh.coordinates", "mesh.groups"])
+def test_parts_use_each_other_in_whatever_order_they_come(first):
+    """A part that is text imports another from the library; what it gets is that other part."""
+    cells = {
+        "groups": "from fivefold.mesh import coordinates\ndef groups(layout, _):\n    return coordinates(5, layout)\n",
+        "coordinates": "def coordinates(rank, layout):\n    return 13 * rank\n",
+    }
+    parts = {f"mesh.{name}": Program(Source((("cell [1]", code),), name)) for name, code in cells.items()}
+    ordered = {first: parts[first]} | parts
+    assert run(groups_made, 1, parts=ordered).results == [65]
