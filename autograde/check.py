@@ -196,7 +196,7 @@ def _fold(verdict: Verdict, trials: list[Trial]) -> None:
     if shown is None:
         return
     if shown.ledger is not None:
-        verdict.folded[f"All communication with {shown.case}"] = _cut(table(shown.ledger))
+        verdict.folded[f"All communication, by the size of its tensors, with {shown.case}"] = _cut(table(shown.ledger))
     if shown.printed.strip():
         verdict.folded["What the ranks printed"] = _cut(shown.printed)
 

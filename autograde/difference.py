@@ -82,8 +82,14 @@ def _multiple(got: list, expected: list, wrong: list[int], limit: float, where: 
     return (
         f"has the wrong sign on {where}"
         if abs(ratio + 1) < 1e-3
-        else f"is {ratio:.2f} times the expected one on {where}"
+        else f"is {_unlike_one(float(ratio))} times the expected one on {where}"
     )
+
+
+def _unlike_one(ratio: float) -> str:
+    """With as many digits as it takes to see that it is not 1."""
+    shown = (f"{ratio:.{digits}f}" for digits in range(2, 16))
+    return next((text for text in shown if float(text) != 1), f"{ratio}")
 
 
 def _one_part(got: list, expected: list, wrong: list[int], limit: float, where: str) -> str:

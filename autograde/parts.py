@@ -38,6 +38,9 @@ class Parts:
     def __str__(self) -> str:
         lines = [self._headline()]
         for lesson, rows in self._by_lesson().items():
+            if common := _same_reason(rows):
+                lines.append(f"{lesson}\n  – the library’s{common}")
+                continue
             lines.append(f"{lesson}")
             lines += [f"  {'✓ yours' if own else '– the library’s'}  {name}{why}" for name, own, why in rows]
         return "\n".join(lines)
@@ -49,6 +52,8 @@ class Parts:
         for lesson, rows in self._by_lesson().items():
             yours = ", ".join(f"<code>{escape(name)}</code>" for name, own, _ in rows if own) or "–"
             others = "<br>".join(f"<code>{escape(name)}</code>{escape(why)}" for name, own, why in rows if not own)
+            if common := _same_reason(rows):
+                others = f"all of it{escape(common)}"
             cells.append(
                 f"<tr><td>{escape(lesson)}</td><td style='text-align: left'>{yours}</td>"
                 f"<td style='text-align: left'>{others or '–'}</td></tr>"
@@ -107,6 +112,12 @@ def own_parts(
                 found.left[exercise] = first_problem(verdict)
     found.taken = {exercise: _with_librarys(exercise, part, found) for exercise, part in found.taken.items()}
     return found
+
+
+def _same_reason(rows: list[tuple[str, bool, str]]) -> str:
+    """Why none of a lesson's parts is taken, where it is one reason for several: there is no such notebook."""
+    reasons = {why for _, _, why in rows}
+    return reasons.pop() if len(rows) > 1 and len(reasons) == 1 else ""
 
 
 def _folder(folder: str | Path) -> Path:

@@ -56,11 +56,12 @@ notebooks = ""  # the folder of your notebooks, where it is not this one
 # %% [markdown]
 # ## What is split, what travels, when
 #
-# Here is the whole course in one table. B tokens a step in m micro-batches, width h, L layers, Ψ parameters:
+# Here is the whole course in one table. B tokens a step in micro-batches, width h, Ψ parameters; dp, c, p, t and e are
+# the degrees of DP, CP, PP, TP and EP, n = dp · c the ranks of DP × CP, and k the experts that a token goes to:
 #
 # | axis | splits | what travels, over which ranks | when |
 # | --- | --- | --- | --- |
-# | data, DP | sequences | gradients and weights, 2(n−1)/n · Ψ/(p·t) numbers, over DP × CP | once a step |
+# | data, DP | sequences | gradients and weights, 2(n−1)/n · Ψ/(p·t) numbers, over DP × CP or less | once a step |
 # | context, CP | tokens of a sequence | keys and values, c−1 blocks forward, around the ring | in each layer |
 # | pipeline, PP | layers | activations, B/(dp·c) · h/t numbers each way, to the next stage | for each micro-batch |
 # | tensor, TP | matrices | activations, 4 · (t−1)/t · B/(dp·c) · h numbers a layer each way | in each layer |
@@ -73,7 +74,8 @@ notebooks = ""  # the folder of your notebooks, where it is not this one
 # Three rules keep it exact:
 #
 # 1. **A gradient is whole when every token of the step has had its say once.** Sum over the ranks that hold the same
-#    numbers and saw other tokens. Never over ranks that saw the same tokens, and never a mean.
+#    numbers and saw other tokens, and over the two places that use one weight. Never a mean, and never over ranks that
+#    did the same work with the same tokens.
 # 2. **The loss is one number**: the mean over all tokens of the step, whoever had them. Each rank divides by that
 #    count *before* backward, so that everything after it is a sum.
 # 3. **The norm is one number** as well: that of the gradient of the model, in which each parameter stands once,
@@ -134,7 +136,7 @@ together.ledger.traffic()
 # - **In, out**: the role, the mesh, whether tokens are split over TP too (lesson 04); a list of process groups.
 # - **The first group** is the one over which ZeRO will share out the optimizer's state.
 # - **Travels**: nothing. The groups are named here, and used by others.
-# - **Checked**: on unequal degrees, that every token's share is in the sum once: none missing, none twice, none that
+# - **Checked**: on several layouts, that every token's share is in the sum once: none missing, none twice, none that
 #   belongs to another piece.
 #
 # <details><summary>Hint: three parameters</summary>
@@ -196,7 +198,7 @@ check("train.loss_mean", loss_mean)
 #
 # - **In, out**: this rank's shards, each with its piece in `shard.gradient`; the norm before. `copies[i]` says how many
 #   ranks of the world hold the very piece that shard i has.
-# - **Each piece counts once**, and all ranks scale by the same number.
+# - **Each piece counts once**, and all ranks scale by the same number, max_norm/(norm + 1e-6) where that is below 1.
 # - **Travels**: one number, over the world. Norms do not add up: what does?
 # - **Checked**: norm, gradients, traffic; pieces of unlike lengths, one of them empty, held by 1, some and all ranks.
 #
@@ -211,10 +213,13 @@ check("train.clip", clip)
 # %% [markdown]
 # ### `step`
 #
-# One step of training, five ways at once. Every piece of it you have written before; their order is the exercise.
+# One step of training, five ways at once. Nearly every piece of it you have written before (`local_batches`, which
+# tokens a rank has, comes below); their order is the exercise.
 #
-# - **In, out**: a `Trainer`, with all that a rank has (`mesh`, `stages`, `schedule`, `roles`, `shards`, `copies`,
-#   `tied`), and tokens (batch, sequence + 1), the same on every rank; a `StepReport` of loss and norm.
+# - **In, out**: a `Trainer`, with all that a rank has, and tokens (batch, sequence + 1), the same on every rank; a
+#   `StepReport` of loss and norm. (`help(Trainer)` lists its fields.) Of the `Trainer` you need `mesh`, `stages`,
+#   `schedule`, `shards`, `copies`, `tied`; `roles`, the `Role` of each parameter; `job`, with `num_microbatches`,
+#   `sequence_parallel`, `max_norm` and `lr`; `template()`, what the executor wants; `total(losses)`, the whole loss.
 # - **In four parts**: the schedule (`local_batches`, `loss_mean`, executor), gradients made whole, clipped, the update.
 # - **Checked**: the loss, the norm and every weight after two steps, against one process; traffic; with and without
 #   sequence parallelism, tied embeddings, another learning rate.
@@ -593,7 +598,8 @@ check("11.innermost", innermost_answer)
 #
 # The course is a library with its key functions taken out. Now yours go in. `own_parts` reads your notebooks as they
 # are **saved** (so save this one first), checks every solution, and takes those that pass. What is missing stays the
-# library's. Then the model trains on all sixteen ranks with them.
+# library's. Then the model trains on all sixteen ranks with them. (Notebooks in another folder? Name it in `notebooks`,
+# in the cell of parameters.)
 #
 # (With all of them solved, the checks take two minutes or so.)
 

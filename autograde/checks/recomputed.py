@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +15,43 @@ from fivefold.runtime.ledger import phase
 from fivefold.tensor import MLP, causal_attention
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from autograde.checks.tokens import Tokens
 
 DROP = 0.3
+
+
+class Made(TorchDispatchMode):
+    """Notes the floating-point storages that are made inside: `held` tells how many bytes of them are still there.
+
+    Whoever holds them: what is saved for backward, a list on `ctx`, a variable of the module.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        given = {StorageWeakRef(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for result in tree_leaves(results):
+            if isinstance(result, Tensor) and result.is_floating_point():
+                storage = StorageWeakRef(result.untyped_storage())
+                if storage not in given:  # no view, and nothing that is changed in place
+                    self.made[storage] = result.untyped_storage().nbytes()
+        return results
+
+    def held(self, besides: Tensor, wanted: int) -> int:
+        """In bytes, without `besides`; what is more than `wanted` is looked at again for a while, since gloo's threads
+        let go of a tensor a little after its program."""
+        apart, until = StorageWeakRef(besides.untyped_storage()), time.monotonic() + 0.5
+        while True:
+            held = sum(size for storage, size in self.made.items() if storage != apart and not storage.expired())
+            if held <= wanted or time.monotonic() > until:
+                return held
+            time.sleep(0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +91,9 @@ def try_selective(solution: Callable, case: Passes) -> dict:
     wrapped = solution(partial(core, made=made))
     with phase("forward"):
         inputs = [x * one for x in leaves]
-        out = wrapped(*inputs)
+        with Made() as all_made:
+            out = wrapped(*inputs)
+    held = all_made.held(out, sum(8 * x.numel() for x in inputs))
     alive, drawn = sum(not storage.expired() for storage in made), torch.rand(4)
     # from here on the output itself is needed by nobody
     storage, output, out = StorageWeakRef(out.untyped_storage()), out.detach().clone(), out * 1
@@ -66,7 +102,7 @@ def try_selective(solution: Callable, case: Passes) -> dict:
     with phase("backward"):
         torch.autograd.backward([out, *also], [case.random(20, *out.shape), *map(torch.ones_like, also)])
     grads = {f"{name}.grad": x.grad for name, x in zip("qkv", leaves, strict=True)}
-    found = {"output": output, "gradient": grads, "alive": alive, "output alive": output_alive}
+    found = {"output": output, "gradient": grads, "alive": alive, "output alive": output_alive, "held": held}
     found["times"] = len(made) // 2
     return found | {"drawn": [drawn, torch.rand(4)]}
 
@@ -86,12 +122,12 @@ def try_full(solution: Callable, case: Passes) -> dict:
     """A block through `solution`, forward and backward."""
     block = Residual(MLP(*case.weights(), dist.group.WORLD))
     x = case.random(0, case.b, case.s, case.h).requires_grad_()
-    with phase("forward"):
+    with phase("forward"), Made() as all_made:
         out = solution(block)(x * 1, 0.5)
-    drawn = torch.rand(4)
+    held, drawn = all_made.held(out, 8 * x.numel()), torch.rand(4)
     out.backward(case.random(20, *out.shape))
     grads = {f"{name}.grad": p.grad for name, p in [("x", x), *block.named_parameters()]}
-    return {"output": out.detach(), "gradient": grads, "drawn": [drawn, torch.rand(4)]}
+    return {"output": out.detach(), "gradient": grads, "drawn": [drawn, torch.rand(4)], "held": held}
 
 
 def flops(rank_ledger: Any, name: str) -> int:

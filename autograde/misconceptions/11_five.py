@@ -107,6 +107,13 @@ loss_mean = [
     ),
     Misconception(
         exercise="train.loss_mean",
+        name="minus_a_hundred",
+        hint="This looks like: only labels of −100 count as no token, whatever `ignore_index` says.",
+        old="tokens = sum((label != ignore_index).sum() for label in labels)",
+        new="tokens = sum((label != -100).sum() for label in labels)",
+    ),
+    Misconception(
+        exercise="train.loss_mean",
         name="ignored_ones_count",
         hint="This looks like: labels that are to be ignored count as tokens. Do they add to the loss?",
         old="tokens = sum((label != ignore_index).sum() for label in labels)",
@@ -191,6 +198,14 @@ step = [
         "does sequence parallelism leave in parts?",
         old="sync_replicated_gradients([p for p, over in groups.items() if mesh.tp in over], mesh.tp)",
         new="",
+    ),
+    Misconception(
+        exercise="train.step",
+        name="synchronised_without_need",
+        hint="This looks like: what is whole on the TP ranks is added up over them in every layout. Which of these "
+        "ranks has only a part of such a gradient where tokens are not split over TP?",
+        old="groups = {p: gradient_groups(role, mesh, job.sequence_parallel) for p, role in trainer.roles.items()}",
+        new="groups = {p: gradient_groups(role, mesh, True) for p, role in trainer.roles.items()}",
     ),
     Misconception(
         exercise="train.step",

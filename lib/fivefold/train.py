@@ -133,7 +133,7 @@ def clip(shards: Sequence[zero.Shard], copies: Sequence[int], max_norm: float, m
     shards: this rank's, with the pieces of gradients that ZeRO left it, no two ranks of a shard's group the same piece.
     copies: for each shard, how many ranks of the world hold that very piece: `mesh.tp.size()` where its parameters are
     whole on the TP ranks, twice as many where two pipeline stages share it. Each piece counts once. One all-reduce of
-    one number over the world, and all ranks scale by the same.
+    one number over the world, and all ranks scale by the same, max_norm/(norm + 1e-6) where that is below 1.
     """
     return zero.clip_grad_norm([shard.gradient for shard in shards], max_norm, mesh.world, copies)
 
@@ -225,7 +225,7 @@ def step(trainer: Trainer, tokens: Tensor, lr: float | None = None) -> StepRepor
     parameters that two stages share (`sum_copies`), of those whole on the TP ranks in sequence parallelism
     (`sync_replicated_gradients`), and over the ranks that saw other tokens, of which each keeps its piece
     (`zero.reduce_gradients`). The whole gradient is clipped (`clip`), and each rank updates its piece and gathers the
-    others' (`zero.step1`). Returns the loss and the norm, equal on all ranks.
+    others' (`zero.step1`), with the learning rate `lr` or the job's. Returns the loss and the norm, equal on all ranks.
     """
     job, mesh = trainer.job, trainer.mesh
     micro_batches = local_batches(tokens.to(job.device), job.num_microbatches, mesh)

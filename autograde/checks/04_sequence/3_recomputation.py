@@ -50,13 +50,19 @@ class Selective(Check):
         yield replace(kept, seen="q, k and v, nothing of the core's") if kept.passed else kept
         if outcomes[0]["alive"]:
             yield Finding("memory", False, "after forward, what the core computed on the way is still in memory")
+        yield from _judge_held(outcomes, sum(8 * x.numel() for x in inputs.values()))
         if outcomes[0]["output alive"]:
             seen = "nobody uses the core's output any more, and it is still in memory"
             yield Finding("memory", False, seen, look="Who holds it, and does backward need it?")
         once = flops(ledger[0], "forward")
-        again = flops(ledger[0], "backward") / once - 2
-        seen = f"backward computes the core {again:.3g} times, expected once at most"
-        yield Finding("computation", again <= 1, seen if again > 1 else f"{again:.0%} of the core computed again")
+        backward = flops(ledger[0], "backward") / once
+        again, least = backward - 2, backward - (2 - len(case.frozen) / 2)  # a frozen input may save half of a forward
+        seen = f"{max(again, least):.0%} of the core computed again"
+        if again > 1:
+            seen = f"backward does {again:.3g} times forward's work besides its own, expected once at most"
+        elif least <= 0:
+            seen = "backward computes nothing again"
+        yield Finding("computation", least > 0 and again <= 1, seen)
 
 
 class Full(Check):
@@ -90,6 +96,16 @@ class Full(Check):
         yield from judge_pass(outcomes, (output, pieces, drawn))
         size = 8 * x.numel()
         yield judge_kept(ledger, [size] * case.world_size, "The block's input may stay. What else does?")
+        yield from _judge_held(outcomes, size)
+
+
+def _judge_held(outcomes: list, most: int) -> Iterator[Finding]:
+    """Bytes that forward has made and somebody still holds, whether they were saved for backward or in another way."""
+    for rank, outcome in enumerate(outcomes):
+        if outcome["held"] > most:
+            seen = f"after forward rank {rank} holds {outcome['held']:,} B that forward has made, expected {most:,} B"
+            yield Finding("memory", False, seen, look="Not only what is saved for backward counts. Who holds tensors?")
+            return
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,5 +73,5 @@ class LocalBatches(Check):
             look = "Which ranks share a sequence, and which ranks work on the same tokens?"
             for name, wanted in (("inputs", inputs), ("labels", labels)):
                 got = [outcome[name][i] if i < len(outcome[name]) else None for outcome in outcomes]
-                yield compare(name, f"the {name} of micro-batch {i}", got, wanted, "exact", look)
+                yield compare(name, f"the block of {name} of micro-batch {i}", got, wanted, "exact", look)
         yield expect("traffic", ledger)

@@ -44,7 +44,7 @@ questions = [
             ),
             "b": (
                 "In the gradients and what becomes of them: a sum missing or one too many, the norm, the update.",
-                "yes: forward was right on the same weights, so the weights after the first step are not",
+                "yes: the first forward was right, so it is the weights after the first update that are not",
             ),
             "c": (
                 "In the text: the ranks have other tokens in the second step.",
@@ -78,7 +78,7 @@ questions = [
         choices={
             "a": (
                 "TP sends more bytes in a step than DP, in every model.",
-                "with large models and short steps DP's gradients are more; it is about when they must be there",
+                "with large models and few tokens a step DP's gradients are more; it is about when they must be there",
             ),
             "b": (
                 "A collective over ranks that are not neighbours is not possible.",

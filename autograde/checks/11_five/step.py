@@ -44,10 +44,11 @@ class Step(Check):
         visible = [
             {"layout": "dp2,pp2,tp2,ep2", "sequence_parallel": True},
             {"layout": "dp2,cp2,ep4", "tied": False},
+            {"layout": "dp2,tp2,ep2"},
         ]
         hidden = [
             {"layout": "cp2,pp2,tp2,ep2", "schedule": "dualpipe", "sequence_parallel": True},
-            {"layout": "dp2,pp2,ep2", "schedule": "zb-v"},
+            {"layout": "pp2,tp2", "schedule": "zb-v"},
         ]
         chosen = visible if level == "visible" else hidden
         return [Training(world_size=Layout.parse(of["layout"]).world_size, seed=seed, **of) for of in chosen]

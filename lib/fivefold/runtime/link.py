@@ -19,12 +19,14 @@ from functools import cache
 from typing import Any
 
 import torch
+import typing_extensions  # with which torch wraps what it will remove one day
 
 from fivefold.runtime.ledger import Communication, Wait
 
 RUNTIME = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PACKAGE = os.path.dirname(RUNTIME[:-1]) + os.sep
-LIBRARY = (os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, RUNTIME, "<frozen ")  # not the learner's lines
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+LIBRARY = (TORCH, typing_extensions.__file__, RUNTIME, "<frozen ")  # not the learner's lines
 
 
 class Pending:
