@@ -151,7 +151,7 @@ done.ledger.traffic()
 # %% [markdown]
 # A ledger can also be *replayed* on machines that you do not have. Here each rank is an H100, a GPU of 2022, all in one
 # server, and h is 128 times as large: 12,288, as in GPT-3. Every rank computes, then every rank stands still for the
-# all-reduce.
+# all-reduce. (The thin strip below a rank is its link: what goes over it, and when.)
 
 # %%
 from fivefold.runtime.cluster import cluster
@@ -422,7 +422,8 @@ print(together[0]["text"])
 #   raises the error where heads do not fit.
 # - **Made of** `self.qkv`, a `ColumnLinear`, and `self.out`, a `RowLinear`. `enter` and `leave` are for these two.
 # - **In between**: queries, keys, values as (b, heads of this rank, s, d), with heads of size d; then `rotate`, if one
-#   is given; then the core, softmax(q kᵀ/√d) v with a mask: `causal_attention`, or the one that was given.
+#   is given; then the core, softmax(q kᵀ/√d) v with a mask: `causal_attention`, or the one that was given. (d is what
+#   the output projection says: it takes `num_heads` · d features.)
 # - **Travels**: one all-reduce forward, one backward.
 # - **Checked**: output; gradients, also after an optimizer step; traffic; memory; other arguments, as above.
 #
@@ -507,10 +508,10 @@ check("tensor.VocabEmbedding", VocabEmbedding)
 # | $z_{\mathrm{target}}$ | its own, where it has that word; else nothing | the sum |
 #
 # - **In, out**: z (…, V/t); `targets` (…), words of the whole vocabulary, equal on all ranks; one loss a token.
-# - **Travels**: three all-reduces of one number a token, forward. Nothing backward.
+# - **Travels**: at most three all-reduces of one number a token, forward. Nothing backward.
 # - **A target** that is `ignore_index` has loss 0, and gives no gradient. z is −∞ where a column belongs to no word
 #   (the vocabulary was padded); on the last rank that can be *all* columns.
-# - **bfloat16** is computed in float32: `torch.promote_types(z.dtype, torch.float32)`.
+# - **bfloat16** is computed in float32, and float64 stays: `torch.promote_types(z.dtype, torch.float32)`.
 # - **Checked**: losses; the gradient of *each* rank's logits; traffic; memory. Logits can be in the thousands. Neither
 #   argument is changed.
 #
@@ -681,8 +682,8 @@ from fivefold.tensor import OverlappedColumnLinear
 check("tensor.OverlappedColumnLinear", OverlappedColumnLinear)
 
 # %% [markdown]
-# Two MLPs, forward and backward, on H100s in one server (h = 12,288): first with a `ColumnLinear`, then with yours. The
-# thin strip below a rank is its link. Compare backward, the dark part.
+# Two MLPs, forward and backward, on H100s in one server (h = 12,288): first with a `ColumnLinear`, then with yours, on
+# one scale of time. Compare backward, the dark part.
 
 # %%
 MyOverlapped = mine("tensor.OverlappedColumnLinear", OverlappedColumnLinear)
@@ -711,7 +712,7 @@ plots.timeline(before, title=f"Everybody stands still for every all-reduce: {bef
 faster = 1 - after.makespan / before.makespan
 still = f"{after.share('exposed'):.0%}"
 title = f"Started early, backward's are hidden: ranks stand still for {still}, and the step is {faster:.0%} shorter"
-plots.timeline(after, title=title)
+plots.timeline(after, title=title, until=before.makespan)
 
 # %% [markdown]
 # Forward stays as it was: there the next product needs the very sum that is on its way.
@@ -740,7 +741,7 @@ measured = run(one_step, world_size, measure=True).ledger
 # %% [markdown]
 # **The rhythm.** Compute, add up, compute, add up. First with all ranks in one server of H100s, then with the same
 # GPUs, one in each server (h = 12,288 again, and 32,768 words). Nothing else is different: the program, the bytes and
-# the work are the same. The thin ones in the middle are the loss.
+# the work are the same. What is short, in the middle, is the loss. (The two have scales of their own.)
 
 # %%
 near = replay(measured, cluster("h100"), widen=128)

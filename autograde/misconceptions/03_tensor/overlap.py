@@ -39,6 +39,17 @@ OVERLAPPED_COLUMN_LINEAR = [
     ),
     Misconception(
         exercise="tensor.OverlappedColumnLinear",
+        name="never_waited_for",
+        hint="This looks like: the all-reduce is started, and backward returns before the sum is there. "
+        "What does `async_op=True` return, and what is it for?",
+        old="""
+        if work is not None:
+            work.wait()
+        """,
+        new="",
+    ),
+    Misconception(
+        exercise="tensor.OverlappedColumnLinear",
         name="not_summed",
         hint="This looks like: the gradient of the input is that of this rank's columns alone. "
         "Whose columns did the same input also meet?",

@@ -48,6 +48,21 @@ COPY_TO_RANKS = [
     ),
     Misconception(
         exercise="tensor.copy_to_ranks",
+        name="one_group_for_all_calls",
+        hint="This looks like: every backward sums over the group of the last call. "
+        "Where can a call keep its own group until its backward?",
+        old="""
+        ctx.group = group
+        return x.view_as(x)
+        """,
+        new="""
+        _CopyToRanks.group = group
+        return x.view_as(x)
+        """,
+        also=(("dist.all_reduce(grad, group=ctx.group)", "dist.all_reduce(grad, group=_CopyToRanks.group)"),),
+    ),
+    Misconception(
+        exercise="tensor.copy_to_ranks",
         name="whole_world",
         hint="This looks like: the all-reduce runs over all ranks, whatever the group. "
         "Which ranks hold copies of this x?",
