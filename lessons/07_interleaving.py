@@ -392,8 +392,9 @@ for v in (1, 2, 4):
 
 # %% [markdown]
 # **Explore.** Begin with 1F1B and step through it. Then interleaved, with v = 1, 2, 4; then make messages slow. When
-# does the warm-up of the library's schedule stop being long enough? (Interleaved with v = 1 is not 1F1B: it is as fast,
-# but its warm-up is twice as long, so that rank 0 keeps 2p−1 micro-batches and not p.)
+# does the warm-up of the library's schedule stop being long enough? (Times are those of a whole stage: a chunk takes
+# 1/v of it. Interleaved with v = 1 is not 1F1B: it is as fast, but its warm-up is twice as long, so that rank 0 keeps
+# 2p−1 micro-batches and not p.)
 
 # %%
 widgets.schedules("1F1B")

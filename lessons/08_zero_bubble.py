@@ -21,7 +21,7 @@
 # a step.
 #
 # **What it buys**: the bubble. With 4 ranks and equal times each of them idles for 9 steps under 1F1B; you will bring
-# that to 3 in the same memory, and to 0 by two other ways.
+# that to 3 in the same memory, and, by another clock, to 0.
 #
 # **When it hurts**: what W needs is kept until W is done; and a zero is a zero by one clock and not by another.
 
@@ -225,7 +225,7 @@ plots.schedule_of(hasty, p, 3)
 # ### `marginal_idle`, the third clock
 #
 # Iterations follow each other with no flush: a rank begins the next one while others are still busy with the last.
-# How long does each rank idle in **one more** iteration?
+# How long does each rank idle in **one more** iteration, the third after two, say?
 #
 # - **In, out**: a schedule and durations; one number for each rank.
 # - `simulate(schedule, durations, iterations)` runs the lists so many times. It has `.makespan`, `.busy` (a number for
@@ -239,7 +239,7 @@ from fivefold.pipeline import marginal_idle
 check("pipeline.marginal_idle", marginal_idle)
 
 # %% [markdown]
-# ### `zb_h1`: a third of the bubble, in the same memory
+# ### `zb_h1`: a third of the bubble is left, in the same memory
 #
 # Look at the end of the second timeline: rank 0 idles between its last gradients, and the last rank after its own.
 # Keep a few W back for that time.
@@ -273,10 +273,11 @@ plots.schedule_of(zb_h1, p, m)
 #
 # - `take_apart(output, input)` has followed the graph and found the **entrances**, operations where weights enter.
 #   `entrance.results` are gradient edges: places in the graph that `torch.autograd.grad` and `backward` take like
-#   tensors. `entrance.weights` are its weights. `parts.early` are weights that cannot wait; lesson's end tells why.
+#   tensors. `entrance.weights` are its weights. `parts.early` are weights that cannot wait (*Find the bug* tells why).
 # - **First half**, now: the gradient of the input, and those that arrive at `entrance.results`, in *one* walk; early
 #   weights get theirs. Then `release(node)` each of `parts.passed`, operations that have nothing left to do.
-# - **Second half**, a function that is called later: from each entrance, its weights' gradients, no further.
+# - **Second half**, a function that is called later: from each entrance *by itself*, its weights' gradients, no
+#   further. (One walk from all of them would pass through operations that have been released.)
 # - **Checked**: gradients, on top of what is in `.grad`; what waits; nothing computed or sent twice; what is kept.
 #
 # <details><summary>Hint: which calls</summary>
@@ -367,7 +368,7 @@ plots.schedule_of(zb_v, p, m, durations=Durations(0.5, 0.5, 0.5))
 # as one piece, "F0&B1": while one of them waits for messages (its experts' all-to-all, lesson 09), the other computes.
 #
 # - The docstring has each rank's list. Rank p−1−r does what rank r does, with the two halves of the micro-batches
-#   exchanged.
+#   exchanged. (`in_order(words, stages, first)` takes the micro-batch with which each of the two stages begins.)
 # - **Checked**: valid; idle at most (p/2−1)(T_F&B + T_B − 3T_W) by *makespan*, where T_F = T_I ≥ T_W, and the time of
 #   the whole; at most p+1 activations alive; gradients, both copies added up; sizes that it cannot take.
 
@@ -480,8 +481,9 @@ for together in (3.0, 2.75, 2.5, 2.0):
     )
 
 # %% [markdown]
-# **Any schedule, any times.** Begin with ZB-H2 and m below 2p−1. Then make W longer than F: which schedules suffer?
-# Then give messages a time. Press play to follow a schedule step by step.
+# **Any schedule, any times.** Begin with ZB-H2 and m below 2p−1. Then halve W: what is left to fill bubbles with? Then
+# give messages a time: which schedule suffers most, and why? (Times are those of a whole stage; ZB-V's halves take half
+# as long.) Press play to follow a schedule step by step.
 
 # %%
 from fivefold import widgets

@@ -101,8 +101,10 @@ def test_steps_go_from_nothing_to_the_whole(monkeypatch):
     draw, controls = explored(monkeypatch, "GPipe", 2, 2)
     values = {name: control.value for name, control in controls.items()}
     assert values["step"] == len(explorer.moments(gpipe(2, 2), Durations())) == controls["step"].max
-    assert title(draw(**(values | {"step": 0}))) == "GPipe, step 0 of 6: 1 of 2 ranks compute, 1 activation in all"
-    assert title(draw(**(values | {"step": 1}))).endswith("step 1 of 6: 2 of 2 ranks compute, 3 activations in all")
+    assert title(draw(**(values | {"step": 0}))) == "GPipe at step 0: 1 of 2 ranks compute, 1 activation in all"
+    assert title(draw(**(values | {"step": 1}))).endswith("at step 1: 2 of 2 ranks compute, 3 activations in all")
     assert title(draw(**values)) == title(plots.schedule(gpipe(2, 2)))
+    halves = values | {"name": "ZB-V", "p": 2, "m": 4}
+    assert "of 12.5 steps" in title(draw(**(halves | {"step": 10**6}))), "half a stage takes half of the time"
     controls["m"].value = 8
     assert controls["step"].max == controls["step"].value == len(explorer.moments(gpipe(2, 8), Durations()))

@@ -72,7 +72,7 @@ questions = [
             ),
             "b": (
                 "Each linear layer's input, and the gradient of its output.",
-                "yes: ∂W = ∂Yᵀ X needs these two; a norm is alike. That is M_W",
+                "yes: ∂W = ∂Yᵀ X needs these two; a norm is alike",
             ),
             "c": (
                 "The gradients of the outputs alone; the inputs can be dropped.",

@@ -21,6 +21,27 @@ SPLIT_BACKWARD = [
     ),
     Misconception(
         exercise="pipeline.split_backward",
+        name="computed_early_added_late",
+        hint="This looks like: the first half computes every gradient, and the second only adds them to .grad. The "
+        "rank before waits for all of it. What can be left uncomputed until the second half?",
+        source="""
+        def split_backward(output, input, grad=None):
+            parts = take_apart(output, input)
+            weights = [*parts.early, *(weight for entrance in parts.entrances for weight in entrance.weights)]
+            inputs = [] if input is None or not input.requires_grad else [input]
+            found = list(torch.autograd.grad(output, [*inputs, *weights], grad, allow_unused=True))
+            input_grad = found.pop(0) if inputs else None
+
+            def weight_gradients():
+                for weight, one in zip(weights, found, strict=True):
+                    if one is not None:
+                        weight.grad = one if weight.grad is None else weight.grad + one
+
+            return input_grad, weight_gradients
+        """,
+    ),
+    Misconception(
+        exercise="pipeline.split_backward",
         name="twice_through_the_stage",
         hint="This looks like: the second half starts at the output again, and goes through the whole stage to reach "
         "its weights. The gradients are right. What does that cost in work, in memory, and with ranks that share a "

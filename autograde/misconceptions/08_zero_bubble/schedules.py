@@ -300,8 +300,8 @@ DUALPIPE = [
     Misconception(
         exercise="pipeline.dualpipe",
         name="odd_accepted",
-        hint="This looks like: any number of micro-batches is taken. "
-        "They enter at two ends, half of them at each: what becomes of an odd one?",
+        hint="This looks like: sizes are taken that it is not for. Half of the micro-batches enter at each end, and "
+        "each rank has one opposite: what becomes of an odd number of either?",
         old="if m % 2 or m < 2 * p:",
         new="if m < 2 * p:",
     ),

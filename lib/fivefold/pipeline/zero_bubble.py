@@ -82,7 +82,8 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
     num_ranks: p, even; rank r has stage r for the first half of the micro-batches and stage p-1-r for the second half,
     so all parameters are held twice. num_microbatches: m, even, at least 2p.
-    Returns a Schedule. With h = p/2 and q = min(r, p-1-r), chunk 0 is stage q and chunk 1 stage p-1-q. Rank r: F0,
+    Returns a Schedule. With h = p/2 and q = min(r, p-1-r), chunk 0 is stage q and chunk 1 stage p-1-q; on ranks
+    below h chunk 0 is that of the first half of the micro-batches, on the others that of the second. Rank r: F0,
     2(h-q-1) times; F0 F1, q+1 times; I1 W F1, h-q-1 times; F0&B1 F1&B0, m/2-p+q+1 times, where the two middle ranks
     do the very first pair as F0, then B1; B1 F1&B0, h-q-1 times; B1 B0, q+1 times, the second half of these 2(q+1)
     split, so I; W I0, h-q-1 times; W, q+1 times. W takes the oldest weight gradient owed.

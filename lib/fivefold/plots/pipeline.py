@@ -166,19 +166,25 @@ def _cross_out(axes: Axes, fault: Fault, events: list[Event], run: Simulation) -
 def _metrics(run: Simulation, durations: Durations | None) -> str:
     """Idle time by the three metrics, the mean over ranks."""
     mean = [sum(idle) / len(idle) for idle in (run.idle_by_makespan, run.idle_in_window)]
-    words = f"idle of a rank: {mean[0]:.3g} by makespan, {mean[1]:.3g} in its own window"
+    words = f"idle, mean of the ranks: {mean[0]:.3g} by makespan, {mean[1]:.3g} in its own window"
     actions = sum(map(len, run.schedule.actions)) * 2 * len(run.schedule.actions)
     if actions <= MARGINAL_AT_MOST:
         more = marginal_idle(run.schedule, durations)
-        words += f", {sum(more) / len(more):.3g} in one more round"
+        words += f", {sum(more) / len(more):.3g} marginal"
     return words
 
 
 def _title(run: Simulation) -> str:
     makespan = run.makespan or 1
     share = sum(run.idle_by_makespan) / len(run.busy) / makespan
-    most = counted(max(run.peak_memory()), "activation")
+    most = counted(max(run.peak_memory()), "activation") + _of_what(run.schedule)
     return f"{run.schedule.name}: ranks idle for {share:.1%} of {makespan:.4g} steps, and keep at most {most}"
+
+
+def _of_what(made: Schedule) -> str:
+    """What a stage is, where a rank has several of them: " of half its layers"."""
+    chunks = made.num_stages // made.num_ranks
+    return "" if chunks < 2 else " of half its layers" if chunks == 2 else f" of 1/{chunks} of its layers"
 
 
 def _alt(run: Simulation, fault: Fault | None) -> str:

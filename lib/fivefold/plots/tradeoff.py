@@ -35,9 +35,10 @@ def bubble_and_memory(points: Mapping[str, tuple[float, float]], title: str = ""
     for (memory, idle), names in there.items():
         axes.plot([memory], [idle], "o", markersize=8, color=PIPELINE, markeredgecolor=DARK_PIPELINE, clip_on=False)
         style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": INK}
-        axes.annotate(" and ".join(names), (memory, idle), (9, 6), ha="left", fontweight="bold", **style)
+        side = ("left", 9) if memory < 0.7 * most else ("right", -9)  # so that words end inside the figure
+        axes.annotate(" and ".join(names), (memory, idle), (side[1], 6), ha=side[0], fontweight="bold", **style)
         words = f"{idle:.3g} idle, {memory:.3g} kept"
-        axes.annotate(words, (memory, idle), (9, -6), ha="left", **(style | {"color": SOFT, "fontsize": 8}))
+        axes.annotate(words, (memory, idle), (side[1], -6), ha=side[0], **(style | {"color": SOFT, "fontsize": 8}))
     return Figure(sheet.figure, _alt(points))
 
 

@@ -26,9 +26,10 @@ END = 1000  # of the slider of steps: further than any schedule here goes
 def schedules(name: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> None:
     """Show a schedule on p ranks with m micro-batches, with controls for all of it and for how long actions take.
 
-    v, the chunks a rank, is for the interleaved one alone. The play button goes through the schedule step by step, a
-    step being the moment at which some action starts; the square one goes back to the first, and the last one is the
-    whole. Sizes for which there is no such schedule are told in a line.
+    v, the chunks a rank, is for the interleaved one alone. Times are those of a p-th of the model's layers: a stage of
+    half as many takes half as long, so that schedules can be compared. The play button goes from one moment at which
+    some action starts to the next; the square one goes back to the first, and the last one is the whole. Sizes for
+    which there is no such schedule are told in a line.
     """
     from ipywidgets import IntSlider, Play
 
@@ -43,7 +44,7 @@ def schedules(name: str = "1F1B", p: int = 4, m: int = 8, v: int = 2) -> None:
         "communication": choice("message", [0, 0.1, 0.25, 0.5, 1], 0),
     }
     last = _last(controls)
-    step = IntSlider(value=last, min=0, max=last, description="step", continuous_update=False)
+    step = IntSlider(value=last, min=0, max=last, description="moment", continuous_update=False)
     play = Play(value=0, min=0, max=last, interval=700, show_repeat=False)
     play.observe(lambda change: setattr(step, "value", change["new"]), "value")
     for control in controls.values():  # before the figure is drawn again: its observers come later
@@ -57,17 +58,23 @@ def draw(
 ) -> plots.Figure:  # fmt: skip
     """The figure for one position of the controls; raises ValueError where there is no such schedule."""
     made = make(name, p, m, v)
-    durations = Durations(forward, input_gradient, weight_gradient, communication)
+    durations = of_stages(made, forward, input_gradient, weight_gradient, communication)
     times = moments(made, durations)
     if step >= len(times):
         return plots.schedule(made, durations)
-    words = f"{made.name}, step {step} of {len(times)}: {_now(made, durations, times[step])}"
+    words = f"{made.name} at step {times[step]:.4g}: {_now(made, durations, times[step])}"
     return plots.schedule(made, durations, words, until=times[step] + 1e-9)
 
 
 def make(name: str, p: int, m: int, v: int) -> Schedule:
     """The schedule of that name; raises ValueError for sizes that it is not for."""
     return SCHEDULES[name](p, m, v) if name == WITH_CHUNKS else SCHEDULES[name](p, m)
+
+
+def of_stages(made: Schedule, forward: float, input_gradient: float, weight_gradient: float, wire: float) -> Durations:
+    """Times of a p-th of the model, as those of the schedule's stages, of which there may be more than ranks."""
+    share = made.num_ranks / made.num_stages
+    return Durations(forward * share, input_gradient * share, weight_gradient * share, wire)
 
 
 def moments(made: Schedule, durations: Durations) -> list[float]:
@@ -89,7 +96,8 @@ def _last(controls: dict[str, Any]) -> int:
     values = {key: control.value for key, control in controls.items()}
     times = [values.pop(key) for key in ("forward", "input_gradient", "weight_gradient", "communication")]
     try:
-        return len(moments(make(**values), Durations(*times)))
+        made = make(**values)
+        return len(moments(made, of_stages(made, *times)))
     except ValueError:
         return 0
 
