@@ -24,7 +24,7 @@ def bubble_and_memory(points: Mapping[str, tuple[float, float]], title: str = ""
     sheet = Sheet(title or _title(points), 7.0, 2.9, left=0.75, right=0.9, bottom=0.6)
     axes = sheet.axes
     most, longest = (max(pair[i] for pair in points.values()) for i in (0, 1))
-    axes.set(xlim=(0, most * 1.15 or 1), ylim=(-0.06 * (longest or 1), (longest or 1) * 1.12))
+    axes.set(xlim=(0, most * 1.35 or 1), ylim=(-0.06 * (longest or 1), (longest or 1) * 1.12))
     axes.set_xlabel("activations at the peak, in micro-batches of a rank's layers")
     axes.set_ylabel("idle steps of a rank, by the paper's clock")
     axes.grid(color=RULE, linewidth=0.6)
@@ -35,10 +35,9 @@ def bubble_and_memory(points: Mapping[str, tuple[float, float]], title: str = ""
     for (memory, idle), names in there.items():
         axes.plot([memory], [idle], "o", markersize=8, color=PIPELINE, markeredgecolor=DARK_PIPELINE, clip_on=False)
         style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": INK}
-        side = ("left", 9) if memory < 0.7 * most else ("right", -9)  # so that words end inside the figure
-        axes.annotate(" and ".join(names), (memory, idle), (side[1], 6), ha=side[0], fontweight="bold", **style)
+        axes.annotate(" and ".join(names), (memory, idle), (9, 6), ha="left", fontweight="bold", **style)
         words = f"{idle:.3g} idle, {memory:.3g} kept"
-        axes.annotate(words, (memory, idle), (side[1], -6), ha=side[0], **(style | {"color": SOFT, "fontsize": 8}))
+        axes.annotate(words, (memory, idle), (9, -6), ha="left", **(style | {"color": SOFT, "fontsize": 8}))
     return Figure(sheet.figure, _alt(points))
 
 
