@@ -440,9 +440,9 @@ check("recompute.selective", selective)
 # ### `activation_bytes`
 #
 # The paper's table 2, as a function: the bytes that one layer keeps on each of t ranks, from the rows that you have
-# seen, with `recompute` "none" or "selective". With `sequence_parallel` the table takes it that inputs are gathered
-# again: all of a layer is split. With "full" the whole layer is computed again, and only its input is kept, 2sbh. Any
-# other word is a `ValueError`.
+# seen, with `recompute` "none" or "selective". With `sequence_parallel` all of a layer is split: inputs are gathered
+# again in backward, as the next exercise does it. With "full" the whole layer is computed again, and only its
+# input is kept, 2sbh, whole on every rank either way. Any other word is a `ValueError`.
 #
 # *Checked*: each row of the table, for several sizes.
 
@@ -723,8 +723,8 @@ for way in ("all kept", "checkpoint", "yours"):
     print(f"{way:10}  keeps {own.memory.phases['forward'] / 1e6:5.2f} MB   {own.flops / 1e6:6.1f} million operations")
 
 # %% [markdown]
-# `checkpoint` computes a little less than yours: it stops as soon as it has everything that was to be kept, before
-# the core's last product.
+# `checkpoint` computes half of the core again, where yours computes all of it: it stops as soon as it has everything
+# that was to be kept, before the core's second product.
 
 # %% [markdown]
 # ## Self-check

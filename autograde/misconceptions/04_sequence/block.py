@@ -69,7 +69,7 @@ BLOCK = [
     Misconception(
         exercise="sequence.Block",
         name="first_of_the_context",
-        hint="This looks like: the first thing that comes after x reaches the attention, and the rest is lost. "
+        hint="This looks like: of what comes after x, not everything reaches the attention. "
         "How many things may come after x?",
         old="y = self.attention(self.attention_norm(x), *context)",
         new="y = self.attention(self.attention_norm(x), *context[:1])",
@@ -156,8 +156,8 @@ SYNC_REPLICATED_GRADIENTS = [
     Misconception(
         exercise="sequence.sync_replicated_gradients",
         name="generator_used_up",
-        hint="This looks like: `parameters` is gone through twice, and the second time it is at its end. "
-        "What can be gone through as often as you like?",
+        hint="This looks like: the list of gradients is empty where it is summed. Either there are none, which is "
+        "right for some ranks, or `parameters` is gone through twice, and the second time it is at its end.",
         old="grads = [parameter.grad for parameter in parameters if parameter.grad is not None]",
         new="""
         if sum(parameter.grad is not None for parameter in parameters) == 0:

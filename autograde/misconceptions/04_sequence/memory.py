@@ -15,6 +15,18 @@ ACTIVATION_BYTES = [
     ),
     Misconception(
         exercise="cost.activation_bytes",
+        name="only_norms_whole",
+        hint="This looks like: of what every rank has for all tokens, only the inputs of the two norms are counted. "
+        "Which masks, and which inputs of matrices, are whole in tensor parallelism alone too?",
+        old="return s * b * h * (replicated + 24 / t + core / t)",
+        new="""
+        if not sequence_parallel:
+            return s * b * h * (4 + 30 / t + core / t)
+        return s * b * h * (replicated + 24 / t + core / t)
+        """,
+    ),
+    Misconception(
+        exercise="cost.activation_bytes",
         name="core_not_split",
         hint="This looks like: the attention core is counted whole on every rank. Who has the scores of which heads?",
         old="return s * b * h * (replicated + 24 / t + core / t)",
@@ -58,8 +70,8 @@ ACTIVATION_BYTES = [
     Misconception(
         exercise="cost.activation_bytes",
         name="refused_without_split_tokens_only",
-        hint="This looks like: an unknown word is refused in tensor parallelism alone, and is taken for a known one "
-        "where tokens are split. Which of your lines is reached in both cases?",
+        hint="This looks like: an unknown word is taken for a known one, at least where tokens are split. "
+        "Which of your lines is reached in both cases?",
         old='if recompute not in ("none", "selective", "full"):',
         new='if not sequence_parallel and recompute not in ("none", "selective", "full"):',
     ),

@@ -98,8 +98,7 @@ SELECTIVE = [
     Misconception(
         exercise="recompute.selective",
         name="output_on_the_context",
-        hint="This looks like: the core's output hangs on `ctx`, where no count of saved tensors sees it. "
-        "Which line of your backward needs it?",
+        hint="This looks like: the core's output is kept until backward. Which line of your backward needs it?",
         old="return core(*inputs)",
         new="""
         ctx.out = core(*inputs)

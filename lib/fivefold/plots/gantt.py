@@ -147,7 +147,9 @@ def scale_bar(axes: Axes, timeline: Timeline, rows: int, whole: float | None = N
 
 
 def key_of(spans: list[Span]) -> list[Patch]:
-    """What stands for what, of these spans."""
+    """What stands for what, of these spans; not what takes too little time to be seen."""
+    seen = max((span.end for span in spans), default=0.0) * 1e-3
+    spans = [span for span in spans if span.end - span.begin > seen or span.kind != "comm"]
     kinds = {span.kind for span in spans if span.kind != "comm"}
     handles = [Patch(facecolor=WORK[kind], label=WORK_NAMES[kind]) for kind in WORK if kind in kinds]
     for handle in handles:
