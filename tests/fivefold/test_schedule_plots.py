@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 from fivefold import plots, widgets
-from fivefold.pipeline import Backward, Durations, Schedule, gpipe, interleaved, one_f_one_b, order_messages, simulate
+from fivefold.pipeline import (
+    Backward,
+    Durations,
+    Schedule,
+    dualpipe,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    order_messages,
+    simulate,
+)
 from fivefold.plots.pipeline import WRONG
 from fivefold.widgets import explorer
 
@@ -29,6 +39,24 @@ def changed(rank: int, edit) -> Schedule:
     lists = [list(actions) for actions in made.actions]
     edit(lists[rank])
     return Schedule("changed", 8, made.routes, lists)
+
+
+def framed(figure) -> list[tuple[float, float]]:
+    """Begin and length of every frame that holds nothing of its own."""
+    frames = [patch for patch in figure.figure.axes[0].patches if not patch.get_fill()]
+    return [(frame.get_x(), frame.get_width()) for frame in frames]
+
+
+def test_a_forward_and_a_backward_that_are_one_piece_stand_in_a_frame():
+    """As many frames as pairs, each as long as its pair; and the legend says what a frame is."""
+    made = dualpipe(4, 8)
+    figure = plots.schedule(made)
+    pairs = [(e.start, e.end - e.start) for own in simulate(made).events for e in own if len(e.action.steps) > 1]
+    assert framed(figure) == pairs and len(pairs) == 12
+    legend = [text.get_text() for text in figure.figure.legends[0].get_texts()]
+    assert "a pair, done as one piece" in legend
+    plain = plots.schedule(one_f_one_b(4, 8))
+    assert not framed(plain) and "a pair" not in str(plain.figure.legends[0].get_texts())
 
 
 def test_the_words_are_those_of_the_simulation():

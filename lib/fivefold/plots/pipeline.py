@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from fivefold.pipeline import Durations, Event, Fault, Schedule, Simulation, find_faults, marginal_idle, simulate
 from fivefold.plots.gantt import draw_row, key_of, scale_bar, timeline_of_schedule
-from fivefold.plots.style import INK, PAPER, RC, RULE, SOFT, WORK, Figure, Sheet, counted, joined
+from fivefold.plots.style import INK, PAPER, RC, RULE, SOFT, WORK, Figure, Sheet, counted, joined, key_lines
 from fivefold.runtime.timeline import Timeline
 
 WRONG = "#B3261E"
@@ -42,7 +42,11 @@ def schedule(
     later = [span for span in spans if span not in shown.spans]
     row = min(0.58, 8.0 / ranks)
     words = title or (f"Not valid: {fault}" if fault else _title(run))
-    sheet = Sheet(words, 9.0, row * ranks + 0.3, left=0.75, right=0.95, bottom=0.42)
+    key = key_of(spans)
+    if any(len(event.action.steps) > 1 for events in run.events for event in events):
+        key.append(Patch(facecolor="none", edgecolor=INK, label="a pair, done as one piece"))
+    bottom = 0.22 + 0.2 * key_lines(key, 9.0)
+    sheet = Sheet(words, 9.0, row * ranks + 0.3, left=0.75, right=0.95, bottom=bottom)
     axes, scale = sheet.axes, sheet.points / (whole or 1)
     axes.axis("off")
     axes.set(xlim=(0, whole), ylim=(ranks + 0.35, -0.15))
@@ -62,7 +66,8 @@ def schedule(
     if not fault:
         style = {"textcoords": "offset points", "va": "center", "fontsize": 8.5, "color": SOFT}
         axes.annotate(_metrics(run, durations), (0, ranks + 0.2), (0, 0), **style)
-    sheet.key(key_of(spans))
+    _frame_pairs(axes, run, until)
+    sheet.key(key)
     return Figure(sheet.figure, _alt(run, fault))
 
 
@@ -91,6 +96,14 @@ class Line:
 
     def __repr__(self) -> str:
         return self.text
+
+
+def _frame_pairs(axes: Axes, run: Simulation, until: float | None) -> None:
+    """A frame around each forward and backward that a rank does as one piece."""
+    for event in (event for events in run.events for event in events if len(event.action.steps) > 1):
+        if until is None or event.start < until:
+            corner, size = (event.start, event.rank + BAR[0]), (event.end - event.start, BAR[1])
+            axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=1.1, zorder=4))
 
 
 def _ghosts(run: Simulation, durations: Durations) -> list[Event]:
