@@ -108,7 +108,7 @@ loss_mean = [
     Misconception(
         exercise="train.loss_mean",
         name="minus_a_hundred",
-        hint="This looks like: only labels of −100 count as no token, whatever `ignore_index` says.",
+        hint="This looks like: only labels of −100 count as no token. What does `ignore_index` say?",
         old="tokens = sum((label != ignore_index).sum() for label in labels)",
         new="tokens = sum((label != -100).sum() for label in labels)",
     ),

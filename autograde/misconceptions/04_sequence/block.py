@@ -156,8 +156,8 @@ SYNC_REPLICATED_GRADIENTS = [
     Misconception(
         exercise="sequence.sync_replicated_gradients",
         name="generator_used_up",
-        hint="This looks like: the list of gradients is empty where it is summed. Either there are none, which is "
-        "right for some ranks, or `parameters` is gone through twice, and the second time it is at its end.",
+        hint="This looks like: the list of gradients is empty where it is summed. Are "
+        "there none, as on some ranks, or is `parameters` gone through twice, the second time from its end?",
         old="grads = [parameter.grad for parameter in parameters if parameter.grad is not None]",
         new="""
         if sum(parameter.grad is not None for parameter in parameters) == 0:
