@@ -907,8 +907,8 @@ check("02.floor", floor_answer)
 # Llama 3 was trained with FSDP as the outermost of its axes, because its bytes are the easiest to hide; DeepSeek-V3
 # with ZeRO-1. Both have other axes inside: the three limits say why.
 #
-# A mean of means over unlike many tokens has happened to well-known projects: see torchtitan #1733 and transformers
-# #35203 on GitHub. So has clipping by a rank's own norm: torchtitan #766.
+# A mean of means over unlike many tokens has happened to well-known projects: see torchtitan #1733 on GitHub, and
+# transformers #35203. So has clipping by a rank's own norm: torchtitan #766.
 #
 # **Papers.** [ZeRO](https://arxiv.org/abs/1910.02054) (Rajbhandari et al. 2020): section 5 has the three stages,
 # section 7 their traffic, table 1 is yours. [PyTorch Distributed](https://arxiv.org/abs/2006.15704) (Li et al. 2020):

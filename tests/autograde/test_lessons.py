@@ -35,6 +35,13 @@ def test_the_first_screen_counts_right(path):
 
 
 @pytest.mark.parametrize("path", LESSON_FILES, ids=lambda path: path.stem)
+def test_no_line_of_prose_becomes_a_heading(path):
+    """A line that begins with the number of an issue, "#123", is one to some readers of Markdown."""
+    lines = [line for cell in read_lesson(path) if cell.kind == "markdown" for line in cell.source.splitlines()]
+    assert [line for line in lines if re.match(r"#+[^# ]", line)] == []
+
+
+@pytest.mark.parametrize("path", LESSON_FILES, ids=lambda path: path.stem)
 def test_a_lesson_has_its_parts_in_order(path):
     """Those of the course, as headings; a bug to find; three to five questions, of which every wrong answer is told."""
     cells = read_lesson(path)
